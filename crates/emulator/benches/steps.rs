@@ -16,10 +16,10 @@ use xtrain_cuda::{
     kernel_struct,
 };
 use xtrain_runtime::Checks;
+use xtrain_step::engine::{Processor, Target};
+use xtrain_step::learner::Learner;
+use xtrain_step::random_batch::random_batch;
 use xtrain_tensor::{DType, Scaling};
-use xtrain_train::engine::{Processor, Target};
-use xtrain_train::learner::Learner;
-use xtrain_train::random_batch::random_batch;
 use xtrain_train::spec::plan_on;
 
 const SOURCE: &str = r#"

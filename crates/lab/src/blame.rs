@@ -19,13 +19,14 @@ use xtrain_program::LinearGemm;
 use xtrain_program::StateKind;
 use xtrain_report::inspection::finite;
 use xtrain_runtime::{ProgramId, StateEntry};
+use xtrain_step::error::LearnError;
+use xtrain_step::linear_gemms::{LinearGemms, linear_gemms};
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
+use xtrain_step::weights::Weights;
 use xtrain_train::corpus::Notice;
-use xtrain_train::error::{LearnError, RunError};
-use xtrain_train::linear_gemms::{LinearGemms, linear_gemms};
+use xtrain_train::error::RunError;
 use xtrain_train::opened::Which;
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
-use xtrain_train::weights::Weights;
 
 /// Checkpoint, extent and device of a search.
 #[derive(Clone, Debug)]

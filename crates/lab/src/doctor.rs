@@ -8,8 +8,8 @@ use xtrain_config::{Config, Device};
 use xtrain_cuda::{Arch, Context, CudaError, Device as CudaDevice, Gpu, Installed, KernelCache, Library};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_runtime::Checks;
-use xtrain_train::engine::{Processor, RECIPES};
-use xtrain_train::learner::Learner;
+use xtrain_step::engine::{Processor, RECIPES};
+use xtrain_step::learner::Learner;
 use xtrain_train::spec::plan_on;
 
 /// Result of an examination.

@@ -15,12 +15,13 @@ use xtrain_program::LinearGemm;
 use xtrain_program::MeasuredCast;
 use xtrain_report::inspection::{Inspection, TensorCast};
 use xtrain_runtime::Outputs;
+use xtrain_step::error::LearnError;
+use xtrain_step::linear_gemms::{LinearGemms, linear_gemms};
+use xtrain_step::programs;
 use xtrain_tensor::Scaling;
 use xtrain_train::corpus::Notice;
-use xtrain_train::error::{LearnError, RunError};
-use xtrain_train::linear_gemms::{LinearGemms, linear_gemms};
+use xtrain_train::error::RunError;
 use xtrain_train::opened::Which;
-use xtrain_train::programs;
 
 /// Checkpoint and device of an inspection.
 #[derive(Clone, Debug)]

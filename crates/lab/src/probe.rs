@@ -9,19 +9,21 @@ use xtrain_config::{Config, Device, Facts, ParallelConfig};
 use xtrain_data::DataError;
 use xtrain_model::decoder::io;
 use xtrain_model::{Fp8Overrides, Numerics, Recipe};
+use xtrain_planner::planned;
 use xtrain_program::Program;
 use xtrain_runtime::{Checks, Outputs, Part, ProgramId};
+use xtrain_step::engine::Processor;
+use xtrain_step::error::LearnError;
+use xtrain_step::layout::Layout;
+use xtrain_step::learner::{draws, feed};
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
+use xtrain_step::weights::Weights;
 use xtrain_train::corpus::{Corpus, Notice};
-use xtrain_train::engine::Processor;
-use xtrain_train::error::{LearnError, RunError};
+use xtrain_train::error::RunError;
 use xtrain_train::folder::RunFolder;
-use xtrain_train::layout::Layout;
-use xtrain_train::learner::{draws, feed};
 use xtrain_train::opened::{Which, checkpoint, load_masters};
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
-use xtrain_train::weights::Weights;
-use xtrain_train::{position, run_file, source, spec, static_scales};
+use xtrain_train::{position, run_file, source, static_scales};
 
 /// A checkpoint, and the next batches of its run.
 pub(crate) struct Probe {
@@ -59,7 +61,7 @@ impl Probe {
         // A single process computes the step of all ranks.
         parsed.config.parallel = ParallelConfig::default();
         let facts = Facts { static_scales: static_scales::of_checkpoint(&checkpoint)?, ..Facts::default() };
-        let planned = spec::planned(parsed.resolve(&facts)?)?;
+        let planned = planned::planned(parsed.resolve(&facts)?)?;
         let (mut spec, config) = (planned.spec, planned.resolved.config);
         // Probes do not sum losses by source.
         spec.loss.sources = 0;

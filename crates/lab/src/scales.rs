@@ -14,13 +14,14 @@ use xtrain_checkpoint::{BoxError, Checkpoint, TensorSpec, replace_file};
 use xtrain_config::{Device, ScalesFile, files};
 use xtrain_model::{Fp8Overrides, LayerScales, Numerics, Recipe, ScalesSource, StaticScales};
 use xtrain_program::{Delayed, Program, StateKind};
+use xtrain_step::engine::Processor;
+use xtrain_step::error::LearnError;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_tensor::formats::{max_finite, scale_to};
 use xtrain_train::corpus::Notice;
-use xtrain_train::engine::Processor;
-use xtrain_train::error::{LearnError, RunError};
+use xtrain_train::error::RunError;
 use xtrain_train::opened::Which;
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
 
 /// Checkpoint, extent and device of a measurement of scales.
 #[derive(Clone, Debug)]

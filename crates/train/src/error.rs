@@ -1,4 +1,4 @@
-//! Errors of a run and of a model in use, and whether the user can fix them.
+//! The error that ends a run, and whether the user can fix it.
 
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -8,27 +8,10 @@ use xtrain_config::files::advice;
 use xtrain_data::DataError;
 use xtrain_distributed::CommError;
 use xtrain_model::ModelError;
-use xtrain_program::TraceError;
-use xtrain_program::backward::BackwardError;
+use xtrain_planner::error::PlanError;
 use xtrain_report::ReportError;
 use xtrain_report::metrics::MetricsError;
-use xtrain_runtime::EngineError;
-
-/// An error of tracing or of a pass: sizes that the configuration should have refused, or a bug of ours.
-#[derive(Clone, Error)]
-pub enum ProgramError {
-    /// An op refused its operands.
-    #[error(transparent)]
-    Trace(#[from] TraceError),
-    /// The backward pass could not be built.
-    #[error(transparent)]
-    Backward(#[from] BackwardError),
-    /// The ranks of the run cannot share the model as asked: the problem and the remedy.
-    #[error("{0}")]
-    Refused(String),
-}
-
-xtrain_tensor::debug_as_display!(ProgramError);
+use xtrain_step::error::LearnError;
 
 /// Error that ends a run. [`RunError::is_users`] decides the exit code.
 #[derive(Error)]
@@ -82,6 +65,17 @@ pub enum RunError {
 
 xtrain_tensor::debug_as_display!(RunError);
 
+impl From<PlanError> for RunError {
+    fn from(error: PlanError) -> RunError {
+        match error {
+            PlanError::Config(errors) => RunError::Config(errors),
+            PlanError::Model { place, error } => RunError::Model { place, error },
+            PlanError::Learn(error) => RunError::Learn(error),
+            PlanError::Refused(text) => RunError::Refused(text),
+        }
+    }
+}
+
 impl RunError {
     /// True if the user can fix it: exit code 2; otherwise 1.
     pub fn is_users(&self) -> bool {
@@ -100,55 +94,5 @@ impl RunError {
     pub fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
         let path = path.to_path_buf();
         move |source| RunError::Io { path, action, source }
-    }
-}
-
-/// Error of a model that is trained or run.
-#[derive(Clone, Error)]
-pub enum LearnError {
-    /// A program could not be built.
-    #[error(transparent)]
-    Program(#[from] ProgramError),
-    /// An error of the engine.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// A collective outside of a program failed.
-    #[error(transparent)]
-    Collective(#[from] CommError),
-    /// Too little memory, with advice.
-    #[error("{error}; {advice}")]
-    Memory {
-        /// The error of the engine, with the missing bytes.
-        error: EngineError,
-        /// A request that needs less.
-        advice: &'static str,
-    },
-    /// A model whose logits are not finite.
-    #[error(
-        "the model's logits contain {0}: its weights are broken, or it diverged in training; use another checkpoint or folder"
-    )]
-    Logits(f32),
-}
-
-xtrain_tensor::debug_as_display!(LearnError);
-
-impl LearnError {
-    /// This error, with the advice if it is about memory.
-    pub fn advising(self, advice: &'static str) -> Self {
-        match self {
-            LearnError::Engine(error @ EngineError::Memory { .. }) => LearnError::Memory { error, advice },
-            other => other,
-        }
-    }
-
-    /// True if the user can fix it: too little memory, or numbers that are not finite.
-    pub fn is_users(&self) -> bool {
-        match self {
-            LearnError::Logits(_) | LearnError::Memory { .. } => true,
-            LearnError::Engine(EngineError::Cuda(e)) => e.is_about_the_machine(),
-            LearnError::Engine(e) => matches!(e, EngineError::Memory { .. } | EngineError::NonFinite { .. }),
-            LearnError::Collective(_) => false,
-            LearnError::Program(e) => matches!(e, ProgramError::Refused(_)),
-        }
     }
 }

@@ -1,17 +1,18 @@
 //! The loss of held-out text.
 
 use crate::crew::Crew;
-use crate::error::{LearnError, RunError};
-use crate::learner::{IN_FLIGHT, feed};
-use crate::member::Member;
-use crate::programs;
-use crate::weights::Weights;
+use crate::error::RunError;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use xtrain_data::{Batch as TokenBatch, IGNORED_TARGET, Validation};
 use xtrain_model::decoder::{Batch, Loss, io};
 use xtrain_runtime::{Part, ProgramId, Ticket};
+use xtrain_step::error::LearnError;
+use xtrain_step::learner::{IN_FLIGHT, feed};
+use xtrain_step::member::Member;
+use xtrain_step::programs;
+use xtrain_step::weights::Weights;
 
 /// The forward program of one batch shape.
 #[derive(Clone, Copy, Debug)]

@@ -1,22 +1,19 @@
 //! Import and export: Hugging Face folders to masters, and masters to Hugging Face folders.
 
 use crate::error::RunError;
-use crate::linear_gemms::fprops;
 use crate::saved;
 use crate::source::{CONFIG_FILE, GENERATION_FILE};
-use crate::weights::Weights;
 use std::collections::HashMap;
 use std::path::Path;
-use xtrain_checkpoint::hf::{
-    self, ExportDtype, ExportOptions, Fp8Scales, NameEntry, NameMap, NamePart, TiedName, WholeName,
-};
+use xtrain_checkpoint::hf::{self, ExportDtype, ExportOptions, NameEntry, NameMap};
 use xtrain_checkpoint::{BoxError, Checkpoint};
 use xtrain_config::Config;
 use xtrain_data::Tokenizer;
-use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES, Notes};
-use xtrain_model::{Architecture, Bf16Reason, Numerics, ParameterSpec, ROUTER};
-use xtrain_program::{Quantization, StateKind};
-use xtrain_tensor::{NameWhole, Scaling, TILE};
+use xtrain_model::hf::{HfConfig, Notes};
+use xtrain_model::{Architecture, Numerics};
+use xtrain_planner::hf_names;
+use xtrain_program::StateKind;
+use xtrain_step::weights::Weights;
 
 /// Metadata of a Hugging Face folder: everything but the weights.
 pub struct Identity {
@@ -51,7 +48,7 @@ impl Identity {
         let config = match dtype {
             ExportDtype::Fp32 => self.config.to_json("float32"),
             ExportDtype::Bf16 => self.config.to_json("bfloat16"),
-            ExportDtype::Fp8 => self.config.to_fp8_json(&modules_in_bf16(names)),
+            ExportDtype::Fp8 => self.config.to_fp8_json(&hf_names::modules_in_bf16(names)),
         };
         vec![
             (CONFIG_FILE.into(), config.into_bytes()),
@@ -85,13 +82,13 @@ pub(crate) fn checked_model(folder: &Path, hf: &HfConfig) -> Result<Architecture
             )));
         }
     }
-    hf::check(folder, &name_map(&model))?;
+    hf::check(folder, &hf_names::name_map(&model))?;
     Ok(model)
 }
 
 /// Reads the weights of the Hugging Face folder `folder`: all of them, or the rows of this rank.
 pub fn import(weights: &mut Weights, folder: &Path) -> Result<(), RunError> {
-    let names = name_map(weights.model());
+    let names = hf_names::name_map(weights.model());
     let rows = |entry: &NameEntry| {
         let held = weights.layout().held(StateKind::Master, &entry.name);
         held.map_or(0..entry.rows(), |held| held.rows)
@@ -152,12 +149,12 @@ fn write(
 ) -> Result<(), RunError> {
     let names = match options.dtype {
         ExportDtype::Fp8 => {
-            let names = fp8_names(model, numerics);
-            check_fp8(&names)?;
-            warn_of_bf16(&names);
+            let names = hf_names::fp8_names(model, numerics);
+            hf_names::check_fp8(&names)?;
+            hf_names::warn_of_bf16(&names);
             names
         }
-        ExportDtype::Fp32 | ExportDtype::Bf16 => name_map(model),
+        ExportDtype::Fp32 | ExportDtype::Bf16 => hf_names::name_map(model),
     };
     let mut files = identity.files(options.dtype, &names);
     files.extend(tokenizer.files().map(|(name, bytes)| (name.to_owned(), bytes.to_vec())));
@@ -166,7 +163,7 @@ fn write(
 
 /// Bytes of host memory that an export of `model` holds at its peak: those of one tensor.
 pub fn export_bytes(model: &Architecture) -> usize {
-    hf::peak_bytes(&name_map(model))
+    hf::peak_bytes(&hf_names::name_map(model))
 }
 
 /// Logs the files of the Hugging Face folder `folder` that an export does not contain: model cards, licences,
@@ -200,135 +197,4 @@ pub fn warn_of_unexported_files(folder: &Path, tokenizer: &Tokenizer) {
 pub fn export_options(config: &Config) -> ExportOptions {
     let dtype = config.checkpoint.export_dtype.unwrap_or(ExportDtype::Fp32);
     ExportOptions { dtype, overwrite: true, ..ExportOptions::default() }
-}
-
-/// Names of the parameters of `model` in a Hugging Face folder.
-pub fn name_map(model: &Architecture) -> NameMap {
-    let whole = |p: &ParameterSpec| {
-        let NameWhole { hf_name, groups } = p.whole.clone()?;
-        let groups = groups.map(|groups| [groups, p.shape[0] / groups]);
-        let shape = groups.map_or(p.shape.clone(), |groups| [&groups, &p.shape[1..]].concat());
-        Some(WholeName { entry: p.name.clone(), hf_name, shape })
-    };
-    let parameters = model.parameters();
-    let wholes = parameters.iter().filter_map(whole).collect();
-    let in_fp32 = parameters.iter().filter(|p| !p.group.is_trained()).map(|p| p.name.clone()).collect();
-    let entry =
-        |p: ParameterSpec| NameEntry { name: p.name, shape: p.shape, parts: p.parts.list(), fp8: None };
-    let tied = TiedName { hf_name: "lm_head.weight".into(), same_as: "model.embed_tokens.weight".into() };
-    NameMap {
-        entries: parameters.into_iter().map(entry).collect(),
-        in_fp32,
-        whole: wholes,
-        base: "model.".into(),
-        tied: if model.tie_embeddings { vec![tied] } else { Vec::new() },
-        ignorable_suffixes: IGNORABLE_SUFFIXES.map(String::from).to_vec(),
-    }
-}
-
-/// Names of an FP8 export. The linear layers of the blocks are FP8, except those that an FP8 recipe leaves in
-/// bf16 in the forward and those that do not consist of whole blocks of 128 x 128.
-///
-/// Readers differ on partial blocks: transformers 5 infers the block size from the number of scales, and so
-/// reads 192 rows as two blocks of 96; vLLM and SGLang refuse most such layers. Parts that form one layer
-/// there (q, k, v; gate, up) must have one type.
-pub(crate) fn fp8_names(model: &Architecture, numerics: &Numerics) -> NameMap {
-    let fprops = fprops(model, numerics);
-    let mut names = name_map(model);
-    for entry in &mut names.entries {
-        entry.fp8 = match fprops.get(&entry.name) {
-            _ if partial_part(entry).is_some() => None,
-            Some(Ok(gemm)) => Some(scales(gemm.operands[1])),
-            Some(Err(Bf16Reason::Recipe)) => Some(Fp8Scales::PowersOfTwo),
-            Some(Err(_)) | None => None,
-        };
-    }
-    names
-}
-
-/// Scales of FP8 weights: those of training if they were per block; else powers of two, which lose the least:
-/// another cast gives the same numbers, bf16 holds them exactly, and some GPUs accept no other scales.
-fn scales(trained: Quantization) -> Fp8Scales {
-    match trained.scaling == Scaling::Block && !trained.pow2_scales {
-        true => Fp8Scales::Exact,
-        false => Fp8Scales::PowersOfTwo,
-    }
-}
-
-/// Refuses an FP8 export that would contain no FP8 layer.
-pub(crate) fn check_fp8(names: &NameMap) -> Result<(), RunError> {
-    if names.entries.iter().any(|entry| entry.fp8.is_some()) {
-        return Ok(());
-    }
-    Err(RunError::Refused(format!(
-        "exported as \"fp8\", none of the linear layers of this model would be FP8: {}; use \"bf16\"",
-        why_bf16(&without_routers(linear_in_bf16(names)))
-    )))
-}
-
-/// Warns of the linear layers that an export as FP8 holds in bf16. Those of routers always are.
-fn warn_of_bf16(names: &NameMap) {
-    let linears = names.entries.iter().filter(|entry| is_linear(entry) && !is_router(entry));
-    let (kept, all) = (without_routers(linear_in_bf16(names)), linears.count());
-    if !kept.is_empty() {
-        tracing::warn!("{} of {all} linear layers are exported as bf16: {}", kept.len(), why_bf16(&kept));
-    }
-}
-
-/// The linear layers of the blocks that are not in FP8.
-fn linear_in_bf16(names: &NameMap) -> Vec<&NameEntry> {
-    names.entries.iter().filter(|entry| is_linear(entry) && entry.fp8.is_none()).collect()
-}
-
-/// The layers but for routers.
-fn without_routers(mut layers: Vec<&NameEntry>) -> Vec<&NameEntry> {
-    layers.retain(|entry| !is_router(entry));
-    layers
-}
-
-/// The reasons why `layers` are exported as bf16, each with the name of a layer.
-fn why_bf16(layers: &[&NameEntry]) -> String {
-    let partial: Vec<_> = layers.iter().filter_map(|entry| Some((entry, partial_part(entry)?))).collect();
-    let mut reasons = Vec::new();
-    if let [(entry, part), ..] = partial.as_slice() {
-        let (name, rows, columns) = (&part.hf_name, part.rows, entry.shape.get(1).copied().unwrap_or(1));
-        let others = match entry.parts.len() {
-            1 => "",
-            _ => "; parts of one fused layer share one type",
-        };
-        reasons.push(format!(
-            "{} with sizes that are not multiples of {TILE} ({name} is {rows} x {columns}{others})",
-            partial.len()
-        ));
-    }
-    if let Some(left) = layers.iter().find(|entry| partial_part(entry).is_none()) {
-        let count = layers.len() - partial.len();
-        reasons.push(format!("{count} that the run computed in bf16 ({})", left.name));
-    }
-    reasons.join("; ")
-}
-
-/// The first part of a layer that does not consist of whole blocks of 128 x 128.
-fn partial_part(entry: &NameEntry) -> Option<&NamePart> {
-    let is_whole = |size: usize| size.is_multiple_of(TILE);
-    let columns = entry.shape.get(1).copied().unwrap_or(TILE);
-    entry.parts.iter().find(|part| !is_whole(part.rows) || !is_whole(columns))
-}
-
-/// True for the matrix of a linear layer in a block.
-fn is_linear(entry: &NameEntry) -> bool {
-    entry.name.starts_with("blocks.") && entry.shape.len() == 2
-}
-
-/// True for the matrix of a router.
-fn is_router(entry: &NameEntry) -> bool {
-    entry.name.ends_with(&format!(".{ROUTER}.weight"))
-}
-
-/// Hugging Face's names of the linear layers that `names` does not export in FP8. The head is always among
-/// them, even if it is tied.
-fn modules_in_bf16(names: &NameMap) -> Vec<String> {
-    let parts = linear_in_bf16(names).into_iter().flat_map(|entry| &entry.parts);
-    let module = |part: &NamePart| part.hf_name.strip_suffix(".weight").unwrap_or(&part.hf_name).to_owned();
-    std::iter::once("lm_head".to_owned()).chain(parts.map(module)).collect()
 }

@@ -1,54 +1,30 @@
-//! The trainer: programs of a training step, the learner that runs them, and the run around it.
+//! A run: its files and data, its ranks, the training loop, checkpoints, evaluation and export.
 //!
 //! ```text
-//! run file (xtrain-config) -> spec, choose, fit, slower -> run: begin or resume -> steps -> finish
-//! spec -> programs -> estimate of the time -> choose
-//! spec -> programs -> learner, evaluate, generate over weights on an engine
+//! run file (xtrain-config) -> spec, planner's choices -> run: begin or resume -> steps -> finish
 //! opened: a run or a Hugging Face folder, for evaluation, generation and export
 //! ```
 //!
-//! Invariants: policy lives here and arithmetic in ops; nothing but `engine` knows which device an
-//! [`Engine`](xtrain_runtime::Engine) is. Deliberately absent: options and terminals, which are the binary's;
-//! the keys of the run file, and the form of metrics and reports, which are crates of their own.
+//! Invariants: a step is computed by crate `step`, and settings are chosen by crate `planner`; files are opened
+//! here. Deliberately absent: options and terminals, which are the binary's; the keys of the run file, and the
+//! form of metrics and reports, which are crates of their own.
 
-pub mod advice;
-pub mod choose;
 pub mod corpus;
 pub mod crew;
-mod divergence;
 pub mod draft;
-pub mod engine;
 pub mod error;
-pub mod estimate;
 pub mod evaluate;
 pub mod exchange;
-pub mod fit;
 pub mod folder;
-pub mod generate;
 pub mod held_out;
-pub mod layout;
-pub mod learner;
-pub mod linear_gemms;
-pub mod median;
-pub mod member;
-pub mod modes;
 pub mod opened;
-pub mod passes;
 mod paths;
 pub mod position;
 pub mod profile;
-pub mod programs;
-pub mod random_batch;
 pub mod run;
 pub mod run_file;
 pub mod saved;
-pub mod schedule;
-pub mod slower;
 pub mod source;
-mod spans;
 pub mod spec;
 pub mod static_scales;
 pub mod texts;
-pub mod training_spec;
-pub mod update;
-pub mod weights;

@@ -1,19 +1,21 @@
 //! A model opened for use, from a run folder or a Hugging Face folder.
 
-use crate::engine::Processor;
-use crate::error::{LearnError, RunError};
+use crate::error::RunError;
 use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
-use crate::weights::Weights;
-use crate::{position, run_file, saved, source, spec, static_scales};
+use crate::{position, run_file, saved, source, static_scales};
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, TensorSpec};
 use xtrain_config::{Config, Device, Facts, ParallelConfig};
 use xtrain_data::{LoaderState, Tokenizer};
 use xtrain_model::{Architecture, Numerics, Recipe};
+use xtrain_planner::{hf_names, planned};
 use xtrain_program::StateKind;
 use xtrain_runtime::Checks;
+use xtrain_step::engine::Processor;
+use xtrain_step::error::LearnError;
+use xtrain_step::weights::Weights;
 
 /// A model with its tokenizer, ready to evaluate, generate or export.
 pub struct OpenedModel {
@@ -104,7 +106,7 @@ pub fn open(
     let weights = hf_weights(folder, model, device, recipe)?;
     let balance_loss = source.balance_loss;
     let identity = Identity::new(Some(source), weights.model(), &tokenizer, balance_loss)?;
-    let export_dtype = hf::lossless_dtype(folder, &exchange::fp8_names(weights.model(), weights.numerics()))?;
+    let export_dtype = hf::lossless_dtype(folder, &hf_names::fp8_names(weights.model(), weights.numerics()))?;
     Ok(OpenedModel {
         weights,
         tokenizer,
@@ -159,7 +161,7 @@ fn open_run(
         static_scales: static_scales::of_checkpoint(&checkpoint)?,
         ..Facts::default()
     };
-    let planned = spec::planned(parsed.resolve(&facts)?)?;
+    let planned = planned::planned(parsed.resolve(&facts)?)?;
     let trained = planned.spec.numerics();
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
     let mut weights = weights(device, planned.spec.model.clone(), numerics)?;

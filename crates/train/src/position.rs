@@ -1,6 +1,5 @@
 //! The position of a run, and everything else in a checkpoint besides the state.
 
-use crate::divergence::Divergence;
 use crate::error::RunError;
 use crate::evaluate::{SourceTally, Tally};
 use crate::folder::RunFolder;
@@ -9,6 +8,7 @@ use xtrain_checkpoint::{Checkpoint, CheckpointStore};
 use xtrain_config::{Config, PrecisionConfig};
 use xtrain_data::{Loader, LoaderState};
 use xtrain_report::metrics::ReferenceGap;
+use xtrain_step::divergence::Divergence;
 
 /// Progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -3,14 +3,14 @@
 //! wrote it.
 
 use crate::error::RunError;
-use crate::layout::{HeldRows, Layout};
-use crate::learner::Learner;
 use std::ops::Range;
 use std::path::PathBuf;
 use xtrain_checkpoint::{Begun, BoxError, Checkpoint, CheckpointStore, Others, TensorSpec};
 use xtrain_distributed::{Channel, CommError};
-use xtrain_program::{Parallel, Program, StateKind, Storage, Value};
+use xtrain_program::{Parallel, StateKind};
 use xtrain_runtime::StateEntry;
+use xtrain_step::layout::{HeldRows, Layout, is_saved};
+use xtrain_step::learner::Learner;
 use xtrain_tensor::{DType, HostTensor, TensorType, View, ViewMut};
 
 /// A state value, and its place in a checkpoint.
@@ -52,7 +52,7 @@ impl SavedState {
     /// The rows that this rank writes: on the first replica its own, and on rank 0 also what all ranks have.
     pub fn written(&self) -> Vec<Range<usize>> {
         let rows = |value: &SavedValue| {
-            if is_written(value.is_cut, &self.parallel) { value.rows.clone() } else { 0..0 }
+            if is_saved(value.is_cut, &self.parallel) { value.rows.clone() } else { 0..0 }
         };
         self.values.iter().map(rows).collect()
     }
@@ -178,24 +178,6 @@ pub fn latest(store: &CheckpointStore, channel: &dyn Channel) -> Result<Option<C
             Ok(Some(store.checkpoint(step)?))
         }
     }
-}
-
-/// Bytes of the state of `program` that a save copies to host memory on the rank of `layout`.
-pub fn copied_bytes(program: &Program, layout: &Layout) -> usize {
-    let bytes = |value: &Value| match &value.storage {
-        Storage::State { kind, name, .. } if kind.is_saved() => {
-            let is_cut = layout.held(*kind, name).is_some();
-            let ty = layout.held_type(*kind, name, value.ty);
-            if is_written(is_cut, layout.parallel()) { ty.bytes() } else { 0 }
-        }
-        _ => 0,
-    };
-    program.values.iter().map(bytes).sum()
-}
-
-/// State that all ranks have is written by rank 0 alone, and rows by the first replica.
-fn is_written(is_cut: bool, parallel: &Parallel) -> bool {
-    if is_cut { parallel.replica() == 0 } else { parallel.rank == 0 }
 }
 
 /// A state value, and its place in a checkpoint.

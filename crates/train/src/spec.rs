@@ -1,83 +1,17 @@
-//! Derives the specification of the training step from a run file.
+//! Plans a run from its file, and from the files that it names as far as a plan needs them.
 
 use crate::corpus::{self, Corpus};
-use crate::engine::Target;
 use crate::error::RunError;
-use crate::exchange;
-use crate::member::Member;
 use crate::paths::locate;
 use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
 use crate::static_scales;
-use crate::training_spec::TrainingSpec;
-use serde_json::json;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
-use xtrain_checkpoint::hf::ExportDtype;
-use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
+use xtrain_config::{Config, Facts, Parsed, TokenizerChoice};
 use xtrain_data::{DataError, Split, Take, TextFiles, TokenStream, Tokenizer, learn, list};
-use xtrain_model::Recipe;
-use xtrain_model::decoder::{Balancing, Batch, Loss};
-use xtrain_program as program;
-
-/// A run file resolved before its data is opened.
-#[derive(Clone)]
-pub struct Planned {
-    /// The configuration, every default filled in.
-    pub resolved: Resolved,
-    /// The specification of the training step.
-    pub spec: TrainingSpec,
-    /// The process that the plan is for.
-    pub member: Member,
-    /// Reason why the vocabulary may turn out smaller than planned, if it may.
-    pub vocabulary_bound: Option<String>,
-    /// The settings that its file leaves open and that were chosen.
-    pub chosen: Vec<Chosen>,
-    /// True if none of them fits into the device: the chosen ones need the least.
-    pub lacks_memory: bool,
-}
-
-/// A setting that was chosen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chosen {
-    /// Its key: `train.recompute`.
-    pub key: &'static str,
-    /// The comment on it in the run's configuration.
-    pub comment: &'static str,
-}
-
-impl Planned {
-    /// This plan with these layers in bf16, as its configuration then records.
-    pub(crate) fn with_slower(self, slower: Vec<Slower>) -> Result<Planned, RunError> {
-        self.changed(|config| config.precision.skip_slower = Some(slower))
-    }
-
-    /// This plan, whose layers are all decided.
-    ///
-    /// # Errors
-    /// `precision.static_scales` lacks a tensor that the step casts.
-    pub(crate) fn complete(self) -> Result<Planned, RunError> {
-        static_scales::complete(self.resolved.static_scales.as_ref(), &self.spec)?;
-        Ok(self)
-    }
-
-    /// This plan with another configuration.
-    pub(crate) fn changed(self, change: impl FnOnce(&mut Config)) -> Result<Planned, RunError> {
-        let Planned { mut resolved, member, vocabulary_bound, chosen, lacks_memory, .. } = self;
-        change(&mut resolved.config);
-        Ok(Planned { vocabulary_bound, chosen, lacks_memory, ..planned_for(resolved, member)? })
-    }
-
-    /// The settings that were chosen, as `--set` takes them.
-    pub(crate) fn pinned(&self) -> Vec<String> {
-        let train = json!(self.resolved.config.train);
-        let setting = |chosen: &Chosen| {
-            let value = &train[chosen.key.trim_start_matches("train.")];
-            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            (value != "null").then(|| format!("{}={value}", chosen.key))
-        };
-        self.chosen.iter().filter_map(setting).collect()
-    }
-}
+use xtrain_planner::planned::{Planned, planned_for};
+use xtrain_step::engine::Target;
+use xtrain_step::member::Member;
 
 /// Resolves a run file without tokenizing its text, for `xtrain plan`. Of the data it opens only the part
 /// that determines the size of the vocabulary: the index of token shards, or the text whose characters are
@@ -170,82 +104,3 @@ fn characters(config: &Config) -> Result<VocabularySize, RunError> {
 
 /// Code points that are characters: all but the surrogates.
 const UNICODE_CHARACTERS: usize = 0x11_0000 - 0x800;
-
-/// The plan of a resolved configuration, for one process.
-pub fn planned(resolved: Resolved) -> Result<Planned, RunError> {
-    planned_for(resolved, Member::ALONE)
-}
-
-/// The plan of a resolved configuration, for one of the processes that share the run.
-pub fn planned_for(resolved: Resolved, member: Member) -> Result<Planned, RunError> {
-    let c = &resolved.config;
-    let Member { rank, world_size } = member;
-    let micro_steps = c.train.batch_size / c.train.micro_batch_size() / world_size;
-    let model = resolved.architecture.clone();
-    model.validate().map_err(|error| RunError::Model { place: "[model]".into(), error })?;
-    let has_experts = model.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
-    let mut spec = TrainingSpec {
-        // Filled in: the default differs on a GPU only.
-        recipe: c.precision.recipe.unwrap_or(Recipe::Fp32),
-        fp8: c.precision.fp8(&model).map_err(RunError::Refused)?,
-        batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
-        document_mask: c.data.document_mask,
-        attention_deterministic: c.train.attention_deterministic,
-        loss: Loss {
-            chunk_tokens: c.train.loss_chunk(),
-            z_loss: c.model.z_loss as f32,
-            // Sources that are read as one have one index, so there may be fewer.
-            sources: if c.data.train.0.len() > 1 { c.data.train.0.len() } else { 0 },
-            balancing: has_experts.then(|| Balancing {
-                loss_weight: c.experts.balance_loss.unwrap_or(0.0) as f32,
-                z_weight: c.experts.z_loss.unwrap_or(0.0) as f32,
-                bias_rate: c.experts.bias_rate.map(|rate| rate as f32),
-            }),
-        },
-        fixed_routing: None,
-        dropout: c.model.dropout as f32,
-        recompute: match c.train.recompute {
-            // Until it is chosen.
-            Recompute::Auto | Recompute::None => program::Recompute::None,
-            Recompute::Norms => program::Recompute::Norms,
-            Recompute::Block => program::Recompute::Block,
-        },
-        recompute_blocks: c.train.recompute_blocks.and_then(OrAuto::number),
-        max_grad_norm: c.optimizer.grad_clip,
-        optimizer: c.optimizer.optimizer(c.train.seed),
-        parallel: c.parallel.parallel(rank, world_size, micro_steps.max(1)),
-        reference: c.precision.reference_every > 0,
-        model,
-    };
-    check_sizes(&spec, c.train.batch_size)?;
-    spec.fp8.static_scales = static_scales::check(&resolved, &spec)?;
-    if c.checkpoint.export_hf && c.checkpoint.export_dtype == Some(ExportDtype::Fp8) {
-        exchange::check_fp8(&exchange::fp8_names(&spec.model, &spec.numerics()))?;
-    }
-    let (chosen, lacks_memory) = (Vec::new(), false);
-    Ok(Planned { resolved, spec, member, vocabulary_bound: None, chosen, lacks_memory })
-}
-
-/// Refuses batches whose bytes overflow, or whose tokens exceed the index of dropout.
-fn check_sizes(spec: &TrainingSpec, batch_size: usize) -> Result<(), RunError> {
-    let (m, wide) = (&spec.model, |n: usize| n as u128);
-    // Dropout draws by the index of a token in the global batch, which has 32 bits.
-    if spec.dropout > 0.0 && wide(batch_size) * wide(spec.batch.seq_len) > 1 << 32 {
-        return Err(RunError::Refused(format!(
-            "a step of {batch_size} sequences of {} tokens exceeds the 2^32 tokens that dropout can number; check \
-             train.batch_size and data.seq_len for a typo, or set model.dropout = 0",
-            spec.batch.seq_len
-        )));
-    }
-    let tokens = wide(spec.batch.sequences) * wide(spec.batch.seq_len);
-    // An upper bound of all activations and their gradients: a block has fewer than 32 values, of at most 4
-    // bytes an element.
-    if tokens * wide(m.widest()) * 128 * wide(m.layers.len() + 2) < 1 << 62 {
-        return Ok(());
-    }
-    Err(RunError::Refused(format!(
-        "a micro-batch of {} sequences of {} tokens exceeds the memory of any machine with this model; check data.seq_len and \
-         train.micro_batch_size for a typo",
-        spec.batch.sequences, spec.batch.seq_len
-    )))
-}

@@ -19,14 +19,14 @@ use xtrain_model::{Architecture, Recipe};
 use xtrain_program::Recompute;
 use xtrain_report::metrics::Event;
 use xtrain_runtime::{Checks, Engine};
+use xtrain_step::engine::Processor;
+use xtrain_step::generate::{Generator, Sampling};
+use xtrain_step::learner::Learner;
+use xtrain_step::training_spec::TrainingSpec;
+use xtrain_step::weights::Weights;
 use xtrain_tensor::{DType, Philox};
 use xtrain_train::corpus::Notice;
-use xtrain_train::engine::Processor;
-use xtrain_train::generate::{Generator, Sampling};
-use xtrain_train::learner::Learner;
 use xtrain_train::run::{Observer, Outcome, Start, train};
-use xtrain_train::training_spec::TrainingSpec;
-use xtrain_train::weights::Weights;
 
 const GRAPHS: Checks = Checks { poison: false, numerics: false };
 const ONE_BY_ONE: Checks = Checks { poison: true, numerics: false };
@@ -146,7 +146,7 @@ fn generation_agrees_with_the_cpu() -> Result<(), Failed> {
                 generator.reset();
                 let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
                 all.clear();
-                let mut each = |made: xtrain_train::generate::GeneratedToken<'_>| {
+                let mut each = |made: xtrain_step::generate::GeneratedToken<'_>| {
                     all.push(made.logits.to_vec());
                     ControlFlow::Continue(())
                 };

@@ -8,9 +8,9 @@ use xtrain_model::Recipe;
 use xtrain_model::decoder::Batch;
 use xtrain_program::LinearOperand;
 use xtrain_program::{Program, Recompute, Stage, StateKind, Storage};
-use xtrain_train::engine::Target;
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
+use xtrain_step::engine::Target;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 128 };
 

@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use xtrain_model::hf::HfConfig;
 use xtrain_model::{Description, Recipe};
+use xtrain_step::generate::Generator;
+use xtrain_step::weights::Weights;
 use xtrain_train::exchange::import;
-use xtrain_train::generate::Generator;
-use xtrain_train::weights::Weights;
 
 /// Keys with which transformers trains otherwise, and xtrain as without them: the embedding of the padding
 /// token has no gradient there, and the loss of the experts' balance is part of the loss only with the second

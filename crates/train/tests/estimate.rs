@@ -4,15 +4,16 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use xtrain_config::Config;
+use xtrain_planner::choose;
+use xtrain_planner::estimate::{Device, Timeline, step_seconds};
+use xtrain_planner::fit::Fit;
+use xtrain_planner::planned::Planned;
 use xtrain_program::Recompute;
-use xtrain_train::choose;
-use xtrain_train::engine::{Room, Target};
-use xtrain_train::estimate::{Device, Timeline, step_seconds};
-use xtrain_train::fit::Fit;
-use xtrain_train::member::Member;
-use xtrain_train::programs;
-use xtrain_train::spec::{Planned, plan_for, plan_on};
-use xtrain_train::training_spec::TrainingSpec;
+use xtrain_step::engine::{Room, Target};
+use xtrain_step::member::Member;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
+use xtrain_train::spec::{plan_for, plan_on};
 
 /// An estimate may be off by this share of the measured time.
 const BAR: f64 = 0.15;

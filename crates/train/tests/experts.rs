@@ -13,10 +13,10 @@ use xtrain_model::decoder::{Balancing, Batch};
 use xtrain_model::hf::HfConfig;
 use xtrain_model::{Description, Family, Recipe};
 use xtrain_program::{Recompute, StateKind};
+use xtrain_step::learner::Learner;
+use xtrain_step::training_spec::TrainingSpec;
+use xtrain_step::weights::Weights;
 use xtrain_train::exchange::import;
-use xtrain_train::learner::Learner;
-use xtrain_train::training_spec::TrainingSpec;
-use xtrain_train::weights::Weights;
 
 const FAMILIES: [&str; 3] = ["mixtral", "qwen3_moe", "dots1"];
 

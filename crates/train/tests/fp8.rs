@@ -13,12 +13,12 @@ use xtrain_model::decoder::Batch;
 use xtrain_model::{DelayedScales, Description, Fp8Overrides, GemmPattern, Recipe};
 use xtrain_ops::quantize::{Given, Quantize};
 use xtrain_program::{Instance, Recompute, Stage, StateKind, Storage};
+use xtrain_step::engine::Target;
+use xtrain_step::layout::Layout;
+use xtrain_step::linear_gemms::{LinearGemms, linear_gemms};
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_tensor::DType;
-use xtrain_train::engine::Target;
-use xtrain_train::layout::Layout;
-use xtrain_train::linear_gemms::{LinearGemms, linear_gemms};
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 48 };
 /// The standard deviation of weights that make attention sharp.
@@ -237,7 +237,7 @@ fn accumulation_is_near_the_whole_batch_and_casts_weights_once() {
 fn a_cast_that_meets_an_infinity_marks_the_step() {
     for recipe in Recipe::FP8 {
         let mut learner = common::learner(fp8(recipe), SHARP);
-        let masters = |learner: &mut xtrain_train::learner::Learner| {
+        let masters = |learner: &mut xtrain_step::learner::Learner| {
             learner.read_state(StateKind::Master, "blocks.1.mlp.down_proj.weight").expect("a master")
         };
         let name = "blocks.1.mlp_norm.weight";

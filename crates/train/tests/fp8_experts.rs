@@ -7,11 +7,11 @@ use common::{learner, random_batch, small};
 use xtrain_model::decoder::{Balancing, Batch};
 use xtrain_model::{Bf16Reason, Description, Family, Fp8Overrides, GemmPattern, Recipe};
 use xtrain_program::{Instance, Recompute, Stage, StateKind};
-use xtrain_train::engine::Target;
-use xtrain_train::learner::{Learner, StepResult};
-use xtrain_train::linear_gemms::linear_gemms;
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
+use xtrain_step::engine::Target;
+use xtrain_step::learner::{Learner, StepResult};
+use xtrain_step::linear_gemms::linear_gemms;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 2, seq_len: 48 };
 const GATE_UP: &str = "mlp.experts.gate_up_proj";
@@ -156,7 +156,7 @@ fn gemms_of_experts_are_skipped_by_name() {
         let fp8 = Fp8Overrides { skip, ..Fp8Overrides::default() };
         let spec = TrainingSpec { fp8, ..mixture(Recipe::Fp8Block, 128) };
         assert_eq!(gemms(&spec), expected, "{pattern}");
-        let of = |linear: &xtrain_train::linear_gemms::LinearGemms| {
+        let of = |linear: &xtrain_step::linear_gemms::LinearGemms| {
             let is_fp8 = linear.gemms.iter().filter(|gemm| gemm.is_ok()).count();
             if linear.experts.is_some() { linear.blocks.len() * is_fp8 } else { 0 }
         };

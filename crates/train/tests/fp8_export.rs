@@ -13,12 +13,12 @@ use xtrain_model::{
     Architecture, BlockSet, Description, Family, Fp8Overrides, GemmPattern, Mixture, Numerics, Recipe, Router,
 };
 use xtrain_program::StateKind;
+use xtrain_step::learner::Learner;
+use xtrain_step::training_spec::TrainingSpec;
+use xtrain_step::weights::Weights;
 use xtrain_tensor::Scaling;
 use xtrain_train::error::RunError;
 use xtrain_train::exchange::{Identity, export, import};
-use xtrain_train::learner::Learner;
-use xtrain_train::training_spec::TrainingSpec;
-use xtrain_train::weights::Weights;
 
 const BATCH: Batch = Batch { sequences: 1, seq_len: 16 };
 

@@ -6,10 +6,10 @@ use common::{Step, drawn, random_batch, relative, slice, spec, step_from, wide_m
 use xtrain_model::decoder::{Batch, Context};
 use xtrain_model::{Bf16Reason, Fp8Overrides, GemmPattern, Recipe};
 use xtrain_program::{Program, Recompute, Stage, StateKind, Storage};
-use xtrain_train::layout::Layout;
-use xtrain_train::linear_gemms::linear_gemms;
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
+use xtrain_step::layout::Layout;
+use xtrain_step::linear_gemms::linear_gemms;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 
 /// 192 tokens: a whole chunk and a part of one.
 const BATCH: Batch = Batch { sequences: 4, seq_len: 48 };

@@ -5,8 +5,8 @@ mod common;
 use common::{engine, small_model};
 use std::ops::ControlFlow;
 use xtrain_model::{Architecture, Recipe};
-use xtrain_train::generate::{Generator, Sampling};
-use xtrain_train::weights::Weights;
+use xtrain_step::generate::{Generator, Sampling};
+use xtrain_step::weights::Weights;
 
 const CONTEXT: usize = 10;
 

@@ -20,9 +20,9 @@ use xtrain_runtime::{
     Checks, CpuEngine, CudaEngine, Engine, EngineError, NcclGroups, Outputs, Part, ProgramId, StateEntry,
     Ticket, Timed, Timing, groups_of_run,
 };
+use xtrain_step::learner::{Learner, Step};
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_tensor::{DType, TensorType};
-use xtrain_train::learner::{Learner, Step};
-use xtrain_train::training_spec::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 2, seq_len: 48 };
 

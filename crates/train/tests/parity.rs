@@ -14,13 +14,13 @@ use xtrain_model::hf::HfConfig;
 use xtrain_model::{Architecture, ParameterSpec, Recipe};
 use xtrain_program::StateKind;
 use xtrain_runtime::Part;
+use xtrain_step::generate::{Generator, Sampling};
+use xtrain_step::layout::Layout;
+use xtrain_step::learner::Learner;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
+use xtrain_step::weights::Weights;
 use xtrain_train::exchange::import;
-use xtrain_train::generate::{Generator, Sampling};
-use xtrain_train::layout::Layout;
-use xtrain_train::learner::Learner;
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
-use xtrain_train::weights::Weights;
 
 const MODELS: [&str; 8] = ["qwen3", "qwen2", "llama3", "mistral", "llama2", "mixtral", "qwen3_moe", "dots1"];
 

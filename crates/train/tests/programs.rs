@@ -9,10 +9,10 @@ use xtrain_model::decoder::Batch;
 use xtrain_model::{Architecture, Description, Family, ParameterGroup, ParameterSpec, Recipe, RopeScaling};
 use xtrain_ops::adamw::AdamW;
 use xtrain_program::{Recompute, Role, Stage, Storage};
-use xtrain_train::engine::Target;
-use xtrain_train::passes::PIPELINE;
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
+use xtrain_step::engine::Target;
+use xtrain_step::passes::PIPELINE;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 
 /// Llama 3 8B.
 fn llama() -> Architecture {

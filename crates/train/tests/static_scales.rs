@@ -8,10 +8,10 @@ use std::sync::Arc;
 use xtrain_model::decoder::{Balancing, Batch};
 use xtrain_model::{Architecture, Family, Fp8Overrides, GemmPattern, Recipe, StaticScales};
 use xtrain_program::{CastOperand, Recompute, StateKind};
+use xtrain_step::learner::{Learner, StepResult};
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_tensor::formats::max_finite;
-use xtrain_train::learner::{Learner, StepResult};
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 2, seq_len: 48 };
 const STEPS: u64 = 3;

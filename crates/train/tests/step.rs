@@ -11,12 +11,12 @@ use xtrain_model::decoder::{Batch, Context, io};
 use xtrain_model::{Description, Init, Recipe};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::Part;
+use xtrain_step::engine::Target;
+use xtrain_step::layout::Layout;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
+use xtrain_step::weights::Weights;
 use xtrain_tensor::{DType, Philox};
-use xtrain_train::engine::Target;
-use xtrain_train::layout::Layout;
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
-use xtrain_train::weights::Weights;
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 13 };
 

@@ -5,7 +5,8 @@
 //! The README shows what follows.
 
 use xtrain::prelude::*;
-use xtrain::train::{engine, programs, run};
+use xtrain::step::{engine, programs};
+use xtrain::train::run;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let parsed = Config::load("examples/llama3_8b.toml".as_ref(), &["train.micro_batch_size=2"])?;

@@ -10,9 +10,11 @@ use xtrain_checkpoint::CheckpointError;
 use xtrain_config::ConfigErrors;
 use xtrain_data::DataError;
 use xtrain_distributed::{CommError, Fault};
+use xtrain_planner::error::PlanError;
 use xtrain_report::ReportError;
 use xtrain_report::metrics::printable;
-use xtrain_train::error::{LearnError, RunError};
+use xtrain_step::error::LearnError;
+use xtrain_train::error::RunError;
 
 /// A failed command.
 #[derive(Debug)]
@@ -130,6 +132,12 @@ impl From<RunError> for Failure {
             }
             error => Failure { blame: Blame::of(error.is_users()), message, fault: None },
         }
+    }
+}
+
+impl From<PlanError> for Failure {
+    fn from(error: PlanError) -> Self {
+        RunError::from(error).into()
     }
 }
 

@@ -66,22 +66,23 @@ pub mod prelude {
     pub use xtrain_program::{Plan, Program, Recompute, Tracer};
     pub use xtrain_report::metrics::Event;
     pub use xtrain_runtime::{CpuEngine, Engine};
+    pub use xtrain_step::generate::{GeneratedToken, Generator, Sampling};
+    pub use xtrain_step::learner::Learner;
+    pub use xtrain_step::weights::Weights;
     pub use xtrain_tensor::{DType, HostTensor, Shape, TensorType};
     pub use xtrain_train::corpus::Notice;
     pub use xtrain_train::error::RunError;
     pub use xtrain_train::evaluate::Evaluator;
     pub use xtrain_train::exchange::{export, import};
-    pub use xtrain_train::generate::{GeneratedToken, Generator, Sampling};
     pub use xtrain_train::held_out::{TextLoss, TextOptions, text as evaluate_text};
-    pub use xtrain_train::learner::Learner;
     pub use xtrain_train::opened::{OpenedModel, Which, open};
     pub use xtrain_train::run::{Observer, Outcome, Start, train};
     pub use xtrain_train::spec::plan;
-    pub use xtrain_train::weights::Weights;
 }
 
 pub use {
     xtrain_checkpoint as checkpoint, xtrain_config as config, xtrain_data as data, xtrain_lab as lab,
-    xtrain_model as model, xtrain_ops as ops, xtrain_program as program, xtrain_report as report,
-    xtrain_runtime as runtime, xtrain_tensor as tensor, xtrain_train as train,
+    xtrain_model as model, xtrain_ops as ops, xtrain_planner as planner, xtrain_program as program,
+    xtrain_report as report, xtrain_runtime as runtime, xtrain_step as step, xtrain_tensor as tensor,
+    xtrain_train as train,
 };

@@ -6,13 +6,15 @@ mod ranks;
 pub(crate) use answers::{Advised, Answer};
 
 use xtrain_model::{Bf16Reason, ExpertShare};
+use xtrain_planner::planned::Planned;
+use xtrain_planner::slower;
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
-use xtrain_train::engine::Target;
-use xtrain_train::layout::Layout;
-use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
-use xtrain_train::spec::Planned;
-use xtrain_train::{exchange, programs, saved, slower, source};
+use xtrain_step::engine::Target;
+use xtrain_step::layout::Layout;
+use xtrain_step::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
+use xtrain_step::programs;
+use xtrain_train::{exchange, source};
 
 /// The programs that the tables of a plan describe.
 pub(crate) struct Tables<'a> {
@@ -184,7 +186,7 @@ fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
         out.push_str(&format!("turning text into tokens uses up to {bytes} before the first step\n"));
     }
     let held = programs::saved_bytes(program);
-    let copied = Layout::of(&planned.spec).map_or(held, |layout| saved::copied_bytes(program, &layout));
+    let copied = Layout::of(&planned.spec).map_or(held, |layout| layout.copied_bytes(program));
     out.push_str(&format!("a save copies {} of it to host memory\n", format::bytes(copied as u64)));
     if planned.resolved.config.checkpoint.export_hf {
         let largest = format::bytes(exchange::export_bytes(&planned.spec.model) as u64);

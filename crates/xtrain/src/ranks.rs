@@ -221,7 +221,7 @@ fn refuse_several(command: &Command, environment: &Environment) -> Result<(), Fa
 
 /// Refuses more GPUs than the machine has.
 pub(crate) fn check_gpus(count: usize) -> Result<(), Failure> {
-    let visible = xtrain_train::engine::Processor::visible_gpus();
+    let visible = xtrain_step::engine::Processor::visible_gpus();
     if count <= visible {
         return Ok(());
     }

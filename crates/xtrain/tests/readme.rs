@@ -5,8 +5,9 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use xtrain::prelude::*;
 use xtrain::report::metrics::format::grouped;
+use xtrain::step::{engine, programs};
 use xtrain::train::corpus::Corpus;
-use xtrain::train::{engine, programs, run};
+use xtrain::train::run;
 
 fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)

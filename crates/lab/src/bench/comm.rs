@@ -9,13 +9,14 @@ use xtrain_config::{Device, ParallelConfig, Transport};
 use xtrain_ops::collective::{AllGather, AllToAll, ReduceScatter};
 use xtrain_ops::linear::Linear;
 use xtrain_ops::sum_ranks::SumRanks;
+use xtrain_planner::median::median;
 use xtrain_program::{Group, Program, Role, Stage, TraceError, Tracer};
 use xtrain_runtime::{Checks, Engine, EngineError, Part, TimedWork, Timing};
+use xtrain_step::engine::{DataPath, Processor, Target};
+use xtrain_step::error::{LearnError, ProgramError};
 use xtrain_tensor::DType;
 use xtrain_train::crew::Crew;
-use xtrain_train::engine::{DataPath, Processor, Target};
-use xtrain_train::error::{LearnError, ProgramError, RunError};
-use xtrain_train::median::median;
+use xtrain_train::error::RunError;
 
 /// Collectives to measure.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 use std::time::Instant;
 use xtrain_cuda::{CudaError, DeviceMemory, Event, Stream};
 use xtrain_runtime::EngineError;
-use xtrain_train::engine::Processor;
+use xtrain_step::engine::Processor;
 
 /// Bytes per second, read and written together, of a copy within the memory of `processor`: the median of
 /// `repeats` copies.

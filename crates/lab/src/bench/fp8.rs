@@ -10,17 +10,18 @@ use serde::Serialize;
 use xtrain_model::{Numerics, Recipe};
 use xtrain_ops::PassSet;
 use xtrain_ops::linear::Linear;
+use xtrain_planner::median::median;
 use xtrain_program::backward::{Root, backward};
 use xtrain_program::{Program, Role, Stage, StateKind, Tracer, precision, refresh};
 use xtrain_runtime::{Checks, Engine, EngineError, Part, ProgramId, TimedWork, Timing};
+use xtrain_step::engine::{Processor, Target};
+use xtrain_step::error::LearnError;
+use xtrain_step::error::ProgramError;
+use xtrain_step::layout::Layout;
+use xtrain_step::passes::{self, Setting};
+use xtrain_step::programs;
 use xtrain_tensor::{DType, TensorType};
-use xtrain_train::engine::{Processor, Target};
-use xtrain_train::error::ProgramError;
-use xtrain_train::error::{LearnError, RunError};
-use xtrain_train::layout::Layout;
-use xtrain_train::median::median;
-use xtrain_train::passes::{self, Setting};
-use xtrain_train::programs;
+use xtrain_train::error::RunError;
 
 /// A linear layer: tokens, and columns of its input and output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -131,7 +132,7 @@ pub fn fp8_recipes(asked: &[Recipe], processor: &Processor) -> Result<Vec<Recipe
     let all: Vec<Recipe> =
         Recipe::FP8.into_iter().filter(|&recipe| processor.check(recipe).is_ok()).collect();
     match all.is_empty() {
-        true => processor.check(Recipe::FP8[0]).map(|()| all),
+        true => Ok(processor.check(Recipe::FP8[0]).map(|()| all)?),
         false => Ok(all),
     }
 }

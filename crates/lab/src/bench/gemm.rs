@@ -14,13 +14,14 @@ use xtrain_ops::linear::{LinearDgrad, LinearWgrad};
 use xtrain_ops::scaled_matmul::ScaledMatmul;
 use xtrain_program::quantize::Candidate;
 use xtrain_program::{LinearGemm, Origin, Program, Role, Stage, WriteMode};
+use xtrain_step::engine::{Processor, Target};
+use xtrain_step::error::LearnError;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_tensor::{DType, TILE, TensorType};
-use xtrain_train::engine::{Processor, Target};
-use xtrain_train::error::{LearnError, RunError};
+use xtrain_train::error::RunError;
 use xtrain_train::profile::Work;
-use xtrain_train::programs;
 use xtrain_train::spec::plan_on;
-use xtrain_train::training_spec::TrainingSpec;
 
 /// The GEMMs of a linear layer: m rows, from k to n columns.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,12 +6,13 @@ use super::operands::{filled, linear_forward};
 use serde::Serialize;
 use xtrain_config::Device;
 use xtrain_model::Recipe;
+use xtrain_planner::median::median;
 use xtrain_program::Program;
 use xtrain_runtime::{Checks, Engine, EngineError, Part, TimedWork, Timing};
+use xtrain_step::engine::{Processor, Target};
+use xtrain_step::error::LearnError;
 use xtrain_tensor::DType;
-use xtrain_train::engine::{Processor, Target};
-use xtrain_train::error::{LearnError, RunError};
-use xtrain_train::median::median;
+use xtrain_train::error::RunError;
 
 /// Device and length of a measurement.
 #[derive(Clone, Copy, Debug)]

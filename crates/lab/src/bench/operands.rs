@@ -2,9 +2,9 @@
 
 use xtrain_ops::linear::Linear;
 use xtrain_program::{Program, Role, Stage, StateKind, TraceError, Tracer, ValueId};
+use xtrain_step::error::LearnError;
+use xtrain_step::error::ProgramError;
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
-use xtrain_train::error::LearnError;
-use xtrain_train::error::ProgramError;
 
 /// Normal numbers of this standard deviation, repeated. Their values matter, because they determine the power
 /// that a GEMM draws.

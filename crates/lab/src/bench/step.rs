@@ -9,17 +9,20 @@ use std::time::{Duration, Instant};
 use xtrain_config::{Config, ParallelConfig, Parsed};
 use xtrain_distributed::{Communicator, OneOf, Pace, PaceTime};
 use xtrain_model::FixedRouting;
+use xtrain_planner::estimate::{Device, Timeline};
+use xtrain_planner::median::median;
+use xtrain_planner::planned::Planned;
+use xtrain_planner::{choose, fit, slower};
 use xtrain_program::{Collective, Group, Parallel, Sent};
 use xtrain_runtime::{Checks, sending};
+use xtrain_step::engine::{Processor, Target};
+use xtrain_step::error::LearnError;
+use xtrain_step::learner::{IN_FLIGHT, Learner, Step};
+use xtrain_step::member::Member;
+use xtrain_step::programs;
 use xtrain_train::crew::transport;
-use xtrain_train::engine::{Processor, Target};
-use xtrain_train::error::{LearnError, RunError};
-use xtrain_train::estimate::{Device, Timeline};
-use xtrain_train::learner::{IN_FLIGHT, Learner, Step};
-use xtrain_train::median::median;
-use xtrain_train::member::Member;
-use xtrain_train::spec::{Planned, plan_for};
-use xtrain_train::{choose, fit, programs, slower};
+use xtrain_train::error::RunError;
+use xtrain_train::spec::plan_for;
 
 /// Length of the measurement.
 #[derive(Clone, Copy, Debug)]

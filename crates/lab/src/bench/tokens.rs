@@ -3,11 +3,11 @@
 use std::ops::ControlFlow;
 use xtrain_config::Config;
 use xtrain_data::{Batch, Loader};
+use xtrain_step::random_batch::random_batch;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_train::corpus::Corpus;
 use xtrain_train::error::RunError;
-use xtrain_train::random_batch::random_batch;
 use xtrain_train::source::are_shards;
-use xtrain_train::training_spec::TrainingSpec;
 
 /// New tokens for every step. Memorised ones leave gradients of zeros, which draw less power.
 pub(super) enum Tokens {

@@ -2,14 +2,15 @@
 
 use super::Crew;
 use crate::corpus::Corpus;
-use crate::engine::Processor;
-use crate::error::{LearnError, RunError};
-use crate::programs;
-use crate::training_spec::TrainingSpec;
+use crate::error::RunError;
 use serde_json::json;
 use std::collections::HashMap;
 use xtrain_config::Config;
 use xtrain_program::Parallel;
+use xtrain_step::engine::Processor;
+use xtrain_step::error::LearnError;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 
 /// Keys that each rank may set for itself: its paths, and its threads, on which no result depends.
 const OWN_KEYS: [&str; 3] = ["train.threads", "train.started_in", "data.cache_dir"];

@@ -12,8 +12,7 @@ pub mod transport;
 
 pub(crate) use facts::Facts;
 
-use crate::error::{LearnError, RunError};
-use crate::member::Member;
+use crate::error::RunError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
@@ -23,6 +22,8 @@ use xtrain_distributed::{
     TcpCommunicator,
 };
 use xtrain_runtime::EngineError;
+use xtrain_step::error::LearnError;
+use xtrain_step::member::Member;
 
 /// Time-out of collectives until the first step of a process is done, in which it compiles kernels.
 const FIRST_STEP: Duration = Duration::from_secs(600);

@@ -2,7 +2,6 @@
 //! where all ranks have it, else host memory.
 
 use super::{Crew, decoded, encoded};
-use crate::engine::{DataPath, Processor};
 use crate::error::RunError;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
@@ -10,6 +9,7 @@ use xtrain_config::{ParallelConfig, ReduceOrder, Transport};
 use xtrain_cuda::{CudaError, Device, Gpu, Installed, Library, NcclId};
 use xtrain_distributed::{CommError, Groups};
 use xtrain_runtime::{NcclGroups, groups_of_run};
+use xtrain_step::engine::{DataPath, Processor};
 
 /// The paths, before ranks are connected.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

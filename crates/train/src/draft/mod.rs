@@ -8,19 +8,21 @@ mod found;
 mod size;
 mod text;
 
-use crate::choose;
-use crate::engine::Processor;
-use crate::error::{LearnError, RunError};
-use crate::estimate::{Device, RunTime};
-use crate::programs;
-use crate::spec::{Planned, plan_on};
+use crate::error::RunError;
+use crate::spec::plan_on;
 use found::Found;
 use size::{SIZES, Size};
 use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use xtrain_config::Config;
+use xtrain_planner::choose;
+use xtrain_planner::estimate::{Device, RunTime};
+use xtrain_planner::planned::Planned;
 use xtrain_report::metrics::format;
+use xtrain_step::engine::Processor;
+use xtrain_step::error::LearnError;
+use xtrain_step::programs;
 
 /// A run file that is not written yet.
 pub struct Draft {

@@ -2,12 +2,12 @@
 
 use super::found::{Found, FoundData};
 use super::size::{Size, interval, shortened};
-use crate::engine::Processor;
 use std::collections::BTreeSet;
 use std::path::Path;
 use xtrain_config::Count;
 use xtrain_data::{shell_path, string_literal};
 use xtrain_report::metrics::format;
+use xtrain_step::engine::Processor;
 
 /// Placeholder path of a template.
 const NO_TEXT: &str = "data/corpus.txt";

@@ -9,10 +9,8 @@
 
 mod chrome;
 
-use crate::error::{LearnError, RunError};
+use crate::error::RunError;
 use crate::folder::RunFolder;
-use crate::learner::Learner;
-use crate::spans;
 use chrome::{Trace, Track};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -20,6 +18,9 @@ use std::time::{Duration, Instant};
 use xtrain_program::{Instance, Lane, Program};
 use xtrain_report::metrics::format::percent;
 use xtrain_runtime::{Part, ProgramId, Timed, TimedWork, Timing};
+use xtrain_step::error::LearnError;
+use xtrain_step::learner::Learner;
+use xtrain_step::spans;
 use xtrain_tensor::TensorType;
 
 /// Steps of a run to trace.

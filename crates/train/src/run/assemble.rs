@@ -7,20 +7,13 @@ use super::saturation::Saturation;
 use super::snapshot::CheckpointWriter;
 use super::together::Together;
 use super::{Hardware, Run, choices};
-use crate::choose::Choice;
 use crate::corpus::{Corpus, RecordedText};
 use crate::crew::Crew;
-use crate::engine::Processor;
-use crate::error::{LearnError, RunError};
-use crate::estimate::{Device, RunTime};
+use crate::error::RunError;
 use crate::evaluate::Evaluator;
 use crate::folder::RunFolder;
-use crate::learner::Learner;
 use crate::position::Position;
-use crate::schedule::Schedule;
-use crate::spec::{Chosen, Planned};
-use crate::training_spec::TrainingSpec;
-use crate::{exchange, fit, programs, source, spec, static_scales};
+use crate::{exchange, source, static_scales};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -28,9 +21,19 @@ use xtrain_config::{Config, Device as DeviceChoice, Facts, Parsed};
 use xtrain_data::{DataError, TokenStream, Tokenizer};
 use xtrain_model::Recipe;
 use xtrain_model::hf::HfConfig;
+use xtrain_planner::choose::Choice;
+use xtrain_planner::estimate::{Device, RunTime};
+use xtrain_planner::planned::{Chosen, Planned};
+use xtrain_planner::{fit, planned};
 use xtrain_report::LiveReport;
 use xtrain_report::metrics::{Command, Event, MetricsSink, Outputs, Resumed, SinkStart};
 use xtrain_runtime::Checks;
+use xtrain_step::engine::Processor;
+use xtrain_step::error::LearnError;
+use xtrain_step::learner::Learner;
+use xtrain_step::programs;
+use xtrain_step::schedule::Schedule;
+use xtrain_step::training_spec::TrainingSpec;
 
 /// Advice for a run that does not fit into memory.
 const LESS: &str = "take a smaller train.micro_batch_size, a shorter data.seq_len or a smaller model";
@@ -86,7 +89,7 @@ pub(super) fn prepare(
         recipe,
         world_size: Some(crew.member().world_size),
     };
-    let mut planned = spec::planned_for(parsed.resolve(&facts)?, crew.member())?;
+    let mut planned = planned::planned_for(parsed.resolve(&facts)?, crew.member())?;
     let config = &mut planned.resolved.config;
     config.log.command = Vec::new();
     config.train.out = Some(folder.path().display().to_string());
@@ -157,14 +160,14 @@ pub(super) fn check_fits(planned: &Planned, processor: &Processor, crew: &Crew) 
     if crew.is_first() {
         warn_of_no_fp8(&planned.spec);
     }
-    fit::check(planned, processor, crew.processes_here())
+    Ok(fit::check(planned, processor, crew.processes_here())?)
 }
 
 /// The processor of this rank.
 pub(super) fn processor(config: &Config, crew: &Crew) -> Result<Processor, RunError> {
     let visible = if config.train.device == DeviceChoice::Cpu { 0 } else { Processor::visible_gpus() };
     let gpu = if visible == 0 { 0 } else { crew.gpu(visible)? };
-    Processor::for_config_at(config, gpu)
+    Ok(Processor::for_config_at(config, gpu)?)
 }
 
 /// The device for which time is estimated and settings are chosen, with measured rates on a CPU or if
@@ -178,7 +181,7 @@ pub(super) fn measured_device(config: &Config, processor: &Processor, crew: &Cre
 /// The remaining time of the run `planned` after `done` steps.
 pub(super) fn run_time(planned: &Planned, device: &Device, done: u64) -> Result<RunTime, RunError> {
     let program = programs::training(&planned.spec).map_err(LearnError::from)?;
-    RunTime::of(planned, &program, device, done)
+    Ok(RunTime::of(planned, &program, device, done)?)
 }
 
 /// Lines that report the choice and the remaining time after `done` steps.

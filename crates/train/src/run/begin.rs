@@ -9,15 +9,16 @@ use super::observer::Observer;
 use super::settings::{Settings, agree};
 use super::snapshot::CheckpointWriter;
 use crate::crew::{Crew, Facts};
-use crate::engine::Processor;
 use crate::error::RunError;
-use crate::estimate::Device;
 use crate::folder::RunFolder;
 use crate::position::Position;
-use crate::{choose, exchange, fit, slower, source, spec};
+use crate::{exchange, source, spec};
 use std::collections::BTreeMap;
 use xtrain_config::{Parsed, TokenizerChoice};
+use xtrain_planner::estimate::Device;
+use xtrain_planner::{choose, fit, slower};
 use xtrain_report::metrics::SinkStart;
+use xtrain_step::engine::Processor;
 
 /// Begins the run of `parsed` in `folder`. A refusal writes nothing.
 pub(super) fn begin(

@@ -50,7 +50,7 @@ pub(super) fn recorded(folder: &RunFolder) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Processor;
+    use xtrain_step::engine::Processor;
 
     #[test]
     fn what_is_recorded_is_read_and_what_is_damaged_is_nothing() {

@@ -1,10 +1,10 @@
 //! A short description of a run's model, and warnings about layers that unexpectedly stay in bf16 under an
 //! FP8 recipe.
 
-use crate::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
-use crate::training_spec::TrainingSpec;
 use xtrain_model::Bf16Reason;
 use xtrain_program::LinearGemm;
+use xtrain_step::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
+use xtrain_step::training_spec::TrainingSpec;
 
 /// A short description of the model.
 pub(super) fn describe(spec: &TrainingSpec) -> String {

@@ -6,11 +6,11 @@ use super::watch::Watch;
 use super::{Run, is_due};
 use crate::error::RunError;
 use crate::evaluate::{SourceTally, Tally};
-use crate::spans::step_span;
 use std::ops::ControlFlow;
 use std::time::Instant;
 use xtrain_data::Validation;
 use xtrain_report::metrics::{EvalMetrics, SourceMetrics};
+use xtrain_step::spans::step_span;
 
 impl Run {
     /// Completes the evaluation that was stopped, by an earlier process or at the last step. Returns how the

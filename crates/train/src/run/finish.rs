@@ -7,12 +7,12 @@ use super::watch::Watch;
 use crate::crew::Crew;
 use crate::error::RunError;
 use crate::exchange;
-use crate::generate::{GeneratedToken, Generator, Sampling};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 use xtrain_data::SpecialTokens;
 use xtrain_report::RunSummary;
 use xtrain_report::metrics::Sample;
+use xtrain_step::generate::{GeneratedToken, Generator, Sampling};
 
 impl Run {
     /// Writes the export if all steps are done, and the samples unless the run was stopped; summary and

@@ -50,11 +50,8 @@ use crate::error::RunError;
 use crate::evaluate::Evaluator;
 use crate::exchange;
 use crate::folder::RunFolder;
-use crate::learner::Learner;
 use crate::position::Position;
 use crate::profile::{ProfileOptions, Profiler};
-use crate::schedule::Schedule;
-use crate::spec::Chosen;
 use assemble::Opened;
 use reference::StateCopy;
 use saturation::Saturation;
@@ -65,8 +62,11 @@ use together::Together;
 use watch::Watch;
 use xtrain_config::{Config, Parsed};
 use xtrain_data::DataError;
+use xtrain_planner::planned::Chosen;
 use xtrain_report::LiveReport;
 use xtrain_report::metrics::MetricsSink;
+use xtrain_step::learner::Learner;
+use xtrain_step::schedule::Schedule;
 
 /// Runs the run file `parsed` to its end, to its time limit, or until `stop` is set.
 pub fn train(

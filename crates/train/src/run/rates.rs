@@ -3,9 +3,9 @@
 //! A schedule spans the whole run, so a run that gets more steps is moved back on it: after the end of a
 //! cosine, the rate rises again. The log has both rates, and how to avoid a jump.
 
-use crate::schedule::Schedule;
 use std::fmt;
 use xtrain_config::{Config, ScheduleKind};
+use xtrain_step::schedule::Schedule;
 
 /// Ratio of two rates from which a change is a jump.
 const JUMP: f64 = 1.1;

@@ -12,14 +12,14 @@ use super::steps::step_error;
 use super::watch::Watch;
 use super::{Run, is_due};
 use crate::error::RunError;
-use crate::learner::{IN_FLIGHT, Learner};
 use crate::position::{Segment, added};
-use crate::spans::step_span;
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 use xtrain_report::metrics::format;
 use xtrain_runtime::StateEntry;
+use xtrain_step::learner::{IN_FLIGHT, Learner};
+use xtrain_step::spans::step_span;
 use xtrain_tensor::host::AlignedBytes;
 
 /// A copy of the state in host memory during a segment.

@@ -4,11 +4,11 @@ use super::Run;
 use super::observer::Observer;
 use crate::error::RunError;
 use crate::evaluate::SourceTally;
-use crate::learner::StepResult;
-use crate::spans::step_span;
 use std::time::Duration;
 use xtrain_model::decoder::ExpertSums;
 use xtrain_report::metrics::{Event, ExpertMetrics, Record, SkippedStep, StepMetrics, Warning};
+use xtrain_step::learner::StepResult;
+use xtrain_step::spans::step_span;
 
 /// The steps since the last report.
 #[derive(Default)]

@@ -4,7 +4,6 @@ use super::rates::Rates;
 use super::snapshot::{CheckpointWriter, Retention};
 use crate::error::RunError;
 use crate::evaluate::Tally;
-use crate::learner::Learner;
 use crate::position::{CONFIG, POSITION, Position, document, next_sample};
 use crate::saved::{self, SavedState, SavedValue, prefix};
 use crate::static_scales;
@@ -14,6 +13,7 @@ use xtrain_config::{self as config, Config};
 use xtrain_data::Loader;
 use xtrain_model::optimizer::Optimizer;
 use xtrain_program::StateKind;
+use xtrain_step::learner::Learner;
 use xtrain_tensor::DType;
 
 impl CheckpointWriter {

@@ -13,11 +13,12 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::paths::locate;
 use crate::position::{self, Position};
-use crate::{choose, slower, source};
+use crate::source;
 use std::collections::BTreeMap;
 use xtrain_checkpoint::remove_leftovers;
 use xtrain_config::{Change, Config, MAX_FILE_BYTES, Parsed, TokenizerChoice, diff, files};
 use xtrain_data::Tokenizer;
+use xtrain_planner::{choose, slower};
 use xtrain_report::metrics::{Lost, Resumed, SinkStart};
 
 /// Opens the run in `folder` at its latest checkpoint, or at its first step if it has none.

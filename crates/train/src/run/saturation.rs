@@ -1,11 +1,11 @@
 //! Warnings of casts that saturate at static scales.
 
-use crate::learner::Saturated;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use xtrain_checkpoint::first_few;
 use xtrain_data::shell_path;
+use xtrain_step::learner::Saturated;
 
 /// Saturated tensors that a warning names.
 const NAMED: usize = 3;

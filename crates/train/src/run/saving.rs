@@ -7,9 +7,9 @@ use super::observer::Observer;
 use super::steps::exchange_error;
 use super::watch::Watch;
 use crate::error::RunError;
-use crate::spans::step_span;
 use std::time::Duration;
 use xtrain_report::metrics::CheckpointSaved;
+use xtrain_step::spans::step_span;
 
 impl Run {
     /// Begins to save the state, unless this step is saved already. Waits for the save in progress first. All

@@ -2,10 +2,10 @@
 
 use crate::crew::Crew;
 use crate::error::RunError;
-use crate::estimate::Device;
-use crate::spec::Planned;
 use serde::{Deserialize, Serialize};
 use xtrain_config::{OrAuto, Recompute, Slower};
+use xtrain_planner::estimate::Device;
+use xtrain_planner::planned::Planned;
 
 /// A plan whose settings are chosen, and lines that report the choice.
 pub(super) struct Settings {

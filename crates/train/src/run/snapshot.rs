@@ -11,7 +11,6 @@ use super::background_save::{BackgroundSave, WrittenCheckpoint};
 use crate::crew::Crew;
 use crate::error::RunError;
 use crate::folder::RunFolder;
-use crate::learner::Learner;
 use crate::position::{CONFIG, LOADER, POSITION, Position};
 use crate::saved::{self, SavedState, Step};
 use crate::static_scales;
@@ -26,6 +25,7 @@ use xtrain_data::Loader;
 use xtrain_distributed::Channel;
 use xtrain_report::metrics::jsonl::Unsynced;
 use xtrain_runtime::StateEntry;
+use xtrain_step::learner::Learner;
 use xtrain_tensor::host::{ALIGN_BYTES, AlignedBytes};
 
 /// The checkpoints of a run folder. Rank 0 locks the folder while this exists.

@@ -4,15 +4,16 @@ use super::observer::{Observer, Outcome};
 use super::reporting::{FinishedStep, Progress};
 use super::watch::Watch;
 use super::{Run, is_due};
-use crate::error::{LearnError, RunError};
+use crate::error::RunError;
 use crate::evaluate::Tally;
-use crate::learner::{IN_FLIGHT, Step};
-use crate::member::Member;
-use crate::spans::{span, step_span};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use xtrain_distributed::CommError;
 use xtrain_runtime::{EngineError, Ticket};
+use xtrain_step::error::LearnError;
+use xtrain_step::learner::{IN_FLIGHT, Step};
+use xtrain_step::member::Member;
+use xtrain_step::spans::{span, step_span};
 
 /// Steps whose results have not arrived, and the clock of the loop.
 struct Flight {

@@ -6,11 +6,11 @@ use super::steps::exchange_error;
 use super::watch::Watch;
 use super::{Run, is_due};
 use crate::error::RunError;
-use crate::learner::{IN_FLIGHT, StepResult};
 use std::ops::Range;
 use std::time::Duration;
 use xtrain_program::StateKind;
 use xtrain_runtime::StateEntry;
+use xtrain_step::learner::{IN_FLIGHT, StepResult};
 use xxhash_rust::xxh3::Xxh3;
 
 /// Bytes of state that one comparison reads, while the GPU waits. State that is larger is compared part by

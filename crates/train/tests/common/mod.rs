@@ -12,11 +12,11 @@ use xtrain_model::{
 };
 use xtrain_program::{Parallel, Recompute, StateKind};
 use xtrain_runtime::{Checks, Engine};
+use xtrain_step::engine::Processor;
+use xtrain_step::learner::{Learner, StepResult};
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_tensor::{DType, Philox};
-use xtrain_train::engine::Processor;
-use xtrain_train::learner::{Learner, StepResult};
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
 
 /// True if tests run on a GPU: with XTRAIN_TEST_DEVICE=cuda.
 pub fn on_card() -> bool {

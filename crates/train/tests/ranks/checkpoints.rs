@@ -15,13 +15,13 @@ use xtrain_data::Tokenizer;
 use xtrain_distributed::{Alone, Channel, Communicator, ThreadChannel, ThreadCommunicator};
 use xtrain_model::{Description, Recipe};
 use xtrain_program::{Shard, StateKind};
+use xtrain_step::layout::Layout;
+use xtrain_step::learner::{Learner, StepResult};
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_train::error::RunError;
 use xtrain_train::exchange::{Identity, export, export_checkpoint, import};
-use xtrain_train::layout::Layout;
-use xtrain_train::learner::{Learner, StepResult};
-use xtrain_train::programs;
 use xtrain_train::saved::{self, SavedState, SavedValue, Step};
-use xtrain_train::training_spec::TrainingSpec;
 
 /// Tensors by name.
 type Tensors = BTreeMap<String, Vec<u8>>;
@@ -208,10 +208,7 @@ fn the_first_replica_writes_the_rows() {
     // Ranks of the second replica have nothing to copy for a save.
     let copied = |rank| {
         let spec = world.spec(rank);
-        saved::copied_bytes(
-            &programs::training(&spec).expect("a program"),
-            &Layout::of(&spec).expect("a layout"),
-        )
+        Layout::of(&spec).expect("a layout").copied_bytes(&programs::training(&spec).expect("a program"))
     };
     assert!(copied(0) > 0 && copied(1) > 0 && [copied(2), copied(3)] == [0, 0]);
 }

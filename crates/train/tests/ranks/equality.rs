@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use xtrain_config::ReduceOrder;
 use xtrain_model::{Family, Recipe};
 use xtrain_program::{Gather, Shard, StateKind};
+use xtrain_step::learner::Learner;
 use xtrain_tensor::{DType, Philox};
-use xtrain_train::learner::Learner;
 
 /// Cases of a sample.
 const SAMPLE: usize = 24;

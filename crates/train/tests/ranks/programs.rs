@@ -8,11 +8,11 @@ use xtrain_program::order::{self, Order};
 use xtrain_program::{
     Gather, Group, Instance, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId, When,
 };
+use xtrain_step::engine::Target;
+use xtrain_step::layout::Layout;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_tensor::DType;
-use xtrain_train::engine::Target;
-use xtrain_train::layout::Layout;
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
 
 fn training(world: &World, rank: usize) -> Program {
     programs::training(&world.spec(rank)).expect("a program")

@@ -8,7 +8,7 @@ use xtrain_config::ReduceOrder;
 use xtrain_distributed::Alone;
 use xtrain_model::{Family, Recipe, StaticScales};
 use xtrain_program::{CastOperand, Gather, Shard, StateKind};
-use xtrain_train::learner::StepResult;
+use xtrain_step::learner::StepResult;
 
 /// Scales of a run of one process with delayed ones. One tensor saturates at them.
 fn scales(world: World) -> &'static StaticScales {

@@ -11,8 +11,8 @@ use xtrain_distributed::{
 };
 use xtrain_model::Recipe;
 use xtrain_program::{Payload, Shard};
+use xtrain_step::programs;
 use xtrain_tensor::DType;
-use xtrain_train::programs;
 
 /// Runs every shard mode, once for all micro-batches and once with accumulation.
 fn worlds(ranks: usize) -> impl Iterator<Item = World> {

@@ -13,12 +13,12 @@ use xtrain_model::{Architecture, BlockSet, Description, Family, Mixture, Recipe,
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Gather, Parallel, Reduce, Shard, StateKind};
 use xtrain_runtime::{Checks, CpuEngine};
+use xtrain_step::engine::Target;
+use xtrain_step::layout::HeldRows;
+use xtrain_step::learner::{Learner, Step, StepResult};
+use xtrain_step::training_spec::TrainingSpec;
+use xtrain_step::{programs, training_spec};
 use xtrain_tensor::{DType, Philox, TILE};
-use xtrain_train::engine::Target;
-use xtrain_train::layout::HeldRows;
-use xtrain_train::learner::{Learner, Step, StepResult};
-use xtrain_train::training_spec::TrainingSpec;
-use xtrain_train::{programs, training_spec};
 
 /// Steps of a run.
 pub(crate) const STEPS: usize = 5;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use xtrain_config::{Device, Size, Transport, parse_count};
 use xtrain_lab::bench::{LinearShape, Routing};
 use xtrain_model::Recipe;
-use xtrain_train::estimate::RANKS_PER_NODE;
+use xtrain_planner::estimate::RANKS_PER_NODE;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {

@@ -6,8 +6,8 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use std::path::PathBuf;
 use xtrain_config::Size;
-use xtrain_train::estimate::RANKS_PER_NODE;
-use xtrain_train::passes::PIPELINE;
+use xtrain_planner::estimate::RANKS_PER_NODE;
+use xtrain_step::passes::PIPELINE;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:

@@ -6,10 +6,10 @@ use crate::terminal;
 use serde_json::json;
 use xtrain_lab::bench::{self, Fp8Speeds, LinearShape, OpBenchOptions};
 use xtrain_model::Recipe;
+use xtrain_planner::slower::{self, LayerSpeed, RecipeLayers};
 use xtrain_report::metrics::format;
-use xtrain_train::engine::{Processor, Target};
+use xtrain_step::engine::{Processor, Target};
 use xtrain_train::run_file;
-use xtrain_train::slower::{self, LayerSpeed, RecipeLayers};
 use xtrain_train::spec::plan_on;
 
 /// `xtrain bench fp8`.

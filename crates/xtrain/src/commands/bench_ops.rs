@@ -8,7 +8,7 @@ use xtrain_config::Parsed;
 use xtrain_lab::bench::{self, AttentionShape, GemmShape, OpBenchOptions, OpSpeeds, Rates};
 use xtrain_program::WriteMode;
 use xtrain_report::metrics::format;
-use xtrain_train::engine::Target;
+use xtrain_step::engine::Target;
 use xtrain_train::run_file;
 
 /// `xtrain bench gemm`.

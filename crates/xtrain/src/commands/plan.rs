@@ -7,15 +7,18 @@ use crate::terminal;
 use std::path::Path;
 use xtrain_config::Device::Auto;
 use xtrain_config::{Config, ConfigErrors, Override, ParallelConfig, Parsed};
+use xtrain_planner::advice::Planner;
+use xtrain_planner::estimate::Device;
+use xtrain_planner::planned::Planned;
+use xtrain_planner::{choose, slower};
 use xtrain_report::lanes::write_lanes;
-use xtrain_train::advice::Planner;
+use xtrain_step::engine::{Processor, Room, Target};
+use xtrain_step::error::LearnError;
+use xtrain_step::member::Member;
+use xtrain_step::programs;
 use xtrain_train::crew::transport;
-use xtrain_train::engine::{Processor, Room, Target};
-use xtrain_train::error::LearnError;
-use xtrain_train::estimate::Device;
-use xtrain_train::member::Member;
-use xtrain_train::spec::{Planned, plan_for};
-use xtrain_train::{choose, programs, run_file, slower, source};
+use xtrain_train::spec::plan_for;
+use xtrain_train::{run_file, source};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let sets = args.run.set.iter().cloned().map(Override::Set);

@@ -1,7 +1,7 @@
 //! Output of `xtrain generate --json`: the generated tokens, their probabilities, and the runners-up.
 
 use serde_json::{Map, Value, json};
-use xtrain_train::generate::GeneratedToken;
+use xtrain_step::generate::GeneratedToken;
 
 /// The steps of one generation, each judged by the logits from which its token was chosen, before temperature
 /// and truncation.

@@ -3,19 +3,19 @@
 
 use super::{line, scientific};
 use xtrain_config::Balance;
+use xtrain_planner::advice::{Advice, Proposal};
+use xtrain_planner::estimate::{Device, RunTime, low_mfu};
+use xtrain_planner::fit::{Fit, Verdict, on_gpus, save_bytes};
+use xtrain_planner::modes::Candidate;
+use xtrain_planner::planned::Planned;
 use xtrain_report::metrics::format;
-use xtrain_train::advice::{Advice, Proposal};
-use xtrain_train::engine::Target;
-use xtrain_train::error::RunError;
-use xtrain_train::estimate::{Device, RunTime, low_mfu};
-use xtrain_train::fit::{Fit, Verdict, on_gpus, save_bytes};
-use xtrain_train::modes::Candidate;
-use xtrain_train::spec::Planned;
+use xtrain_step::engine::Target;
+use xtrain_step::error::LearnError;
 
 /// The answers of a plan.
 pub(crate) struct Answer<'a> {
     /// The reason why the device cannot run it, if any.
-    pub(crate) refusal: Option<RunError>,
+    pub(crate) refusal: Option<LearnError>,
     /// The advice, if there is a device.
     pub(crate) advised: Option<Advised<'a>>,
     /// False for a model that is planned without a run file.

@@ -3,12 +3,12 @@
 
 use super::{Advised, line};
 use xtrain_model::EXPERTS;
+use xtrain_planner::estimate::Timeline;
+use xtrain_planner::modes::{Candidate, Mode, evening_replicas};
 use xtrain_program::{Program, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
-use xtrain_train::estimate::Timeline;
-use xtrain_train::layout::{Evenness, Layout};
-use xtrain_train::modes::{Candidate, Mode, evening_replicas};
-use xtrain_train::training_spec::TrainingSpec;
+use xtrain_step::layout::{Evenness, Layout};
+use xtrain_step::training_spec::TrainingSpec;
 
 /// Places of exposed communication that are named.
 const MOST_PLACES: usize = 4;
@@ -203,7 +203,8 @@ mod tests {
     use std::path::Path;
     use xtrain_config::Config;
     use xtrain_program::{Parallel, Shard};
-    use xtrain_train::{programs, spec};
+    use xtrain_step::programs;
+    use xtrain_train::spec;
 
     /// A model whose matrices have 64 and 400 rows, and 64 elements a row.
     const RUN: &str = "[model]\nfamily = \"llama\"\ndim = 64\nlayers = 1\nheads = 4\nffn_dim = 32\nvocab_size = 400\n\

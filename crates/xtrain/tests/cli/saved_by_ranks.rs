@@ -11,12 +11,12 @@ use xtrain_checkpoint::{Checkpoint, CheckpointStore, Others};
 use xtrain_config::Config;
 use xtrain_distributed::{ThreadChannel, ThreadCommunicator};
 use xtrain_ops::registry::cpu_kernels;
+use xtrain_planner::planned;
 use xtrain_program::{Parallel, Shard};
 use xtrain_runtime::CpuEngine;
-use xtrain_train::learner::Learner;
+use xtrain_step::learner::Learner;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_train::saved::{SavedState, Step};
-use xtrain_train::spec;
-use xtrain_train::training_spec::TrainingSpec;
 
 /// Sizes that FP8 takes, with scales and histories in the checkpoint.
 const FP8: &str = "--set precision.recipe=fp8-delayed --set precision.skip_slower=[] --set data.seq_len=32 --set model.ffn_dim=32";
@@ -24,7 +24,7 @@ const FP8: &str = "--set precision.recipe=fp8-delayed --set precision.skip_slowe
 /// Replaces the latest checkpoint of a run by one of the same state that `ranks` ranks write.
 fn save_again(run: &Path, ranks: usize) {
     let parsed = Config::load::<&str>(&run.join("config.toml"), &[]).expect("a configuration");
-    let planned = spec::planned(parsed.resolve(&Default::default()).expect("sizes")).expect("a plan");
+    let planned = planned::planned(parsed.resolve(&Default::default()).expect("sizes")).expect("a plan");
     let folder = run.join("checkpoints");
     let old = open(&folder);
     let documents = ["position", "loader", "config"]

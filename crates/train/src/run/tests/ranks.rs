@@ -5,13 +5,11 @@ use super::{PATIENCE, Recorder, run_file};
 use crate::crew::Crew;
 use crate::error::RunError;
 use crate::folder::RunFolder;
-use crate::learner::Learner;
 use crate::position::Position;
 use crate::run::assemble::Opened;
 use crate::run::open::open;
 use crate::run::{Run, Start};
 use crate::saved::{self, SavedState};
-use crate::training_spec::TrainingSpec;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,6 +21,8 @@ use xtrain_distributed::{Channel, ThreadChannel, ThreadCommunicator};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Parallel, Shard};
 use xtrain_runtime::CpuEngine;
+use xtrain_step::learner::Learner;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_tensor::host::ALIGN_BYTES;
 
 /// First row of a tensor, and bytes of rows from there on, by the tensor's name.

@@ -1,0 +1,286 @@
+//! The answer of `xtrain plan`: whether a run fits as it is configured, and what to run instead, or faster.
+//!
+//! There is one proposal. On several ranks it is the fastest of the modes that fit, which is also the last
+//! line under their table. What does not fit on this number of GPUs is planned on the least number on which
+//! it does.
+
+use crate::error::PlanError;
+use crate::estimate::Device;
+use crate::fit::{Alternative, Fit, MoreGpus, Verdict};
+use crate::modes::{Candidate, SHARDS, fastest, modes};
+use crate::planned::Planned;
+use xtrain_config::{OrAuto, ReduceDtype, ReduceOrder, Transport};
+use xtrain_step::engine::{Processor, Room, Target};
+
+/// The answer.
+pub struct Advice {
+    /// The steps that were compared.
+    candidates: Vec<Candidate>,
+    /// The place of the configured step among them.
+    given: usize,
+    /// The check that it fits, if the memory is known.
+    pub fit: Option<Fit>,
+    /// A run to start instead, or a faster one.
+    pub proposal: Option<Proposal>,
+    /// The shown step with `parallel.reduce = "fast"`, if that is much faster between nodes. It changes bits,
+    /// so it is no part of the proposal.
+    pub fast: Option<Candidate>,
+}
+
+/// A step to run instead of the configured one.
+pub struct Proposal {
+    /// The settings to change, as `--set` takes them.
+    pub settings: Vec<String>,
+    /// The number of GPUs, if more are needed.
+    pub gpus: Option<usize>,
+    /// Other settings that would fit.
+    pub others: Vec<Alternative>,
+    candidate: usize,
+}
+
+/// The device of a plan, and the way to plan for it.
+pub struct Planner<'a, E> {
+    /// The device.
+    pub device: &'a Device,
+    /// The processor, if it is present.
+    pub processor: Option<&'a Processor>,
+    /// Memory available to a rank, if known.
+    pub room: Option<Room>,
+    /// Plans the run on this number of ranks with more settings, all that are open left open.
+    pub replan: &'a dyn Fn(usize, &[String]) -> Result<Planned, E>,
+}
+
+/// Share of the time that a proposal must save where the configured step fits: estimates are no better.
+const GAIN: f64 = 0.02;
+
+/// Share of the time that `parallel.reduce = "fast"` must save, because it changes bits.
+const GAIN_OF_FAST: f64 = 0.05;
+
+impl<E: From<PlanError>> Planner<'_, E> {
+    /// The advice for the run `open`.
+    pub fn advise(&self, open: &Planned) -> Result<Advice, E> {
+        let (mut candidates, given) = self.candidates(open)?;
+        let own = candidates[given].clone();
+        candidates[given] = self.on(own)?;
+        let available = self.available();
+        let best = fastest(&candidates, available);
+        let fits = candidates[given].needed_bytes <= available;
+        let fit = match (self.room, best) {
+            (None, _) => None,
+            (Some(room), Some(best)) => {
+                let verdict = match fits {
+                    true => Verdict::Fits,
+                    false => {
+                        let settings = settings(&candidates[given], &candidates[best]);
+                        Verdict::WouldFit(vec![Alternative {
+                            settings,
+                            bytes: candidates[best].needed_bytes,
+                        }])
+                    }
+                };
+                Some(Fit { needed_bytes: candidates[given].needed_bytes, room, verdict })
+            }
+            (Some(room), None) => {
+                let Device { target, threads, .. } = *self.device;
+                Some(Fit::of(&candidates[given].planned, target, threads, room)?)
+            }
+        };
+        let proposal = match best {
+            Some(best) => self.mode(&candidates, given, best, fits),
+            None => fit.as_ref().map(|fit| self.instead(&mut candidates, given, fit)).transpose()?.flatten(),
+        };
+        let mut advice = Advice { candidates, given, fit, proposal, fast: None };
+        advice.fast = self.fast(advice.shown())?;
+        Ok(advice)
+    }
+
+    /// The step `of` with `parallel.reduce = "fast"`, if that fits and is much faster between nodes.
+    fn fast(&self, of: &Candidate) -> Result<Option<Candidate>, PlanError> {
+        let parallel = &of.planned.resolved.config.parallel;
+        let is_open = parallel.reduce == ReduceOrder::SameWorld
+            && parallel.reduce_dtype == ReduceDtype::Fp32
+            && matches!(parallel.transport, Transport::Auto | Transport::Nccl);
+        let spans_nodes = self.device.network.spans_nodes(of.planned.member.world_size);
+        if self.device.target == Target::Cpu || !is_open || !spans_nodes {
+            return Ok(None);
+        }
+        let changed = of.planned.clone().changed(|config| config.parallel.reduce = ReduceOrder::Fast)?;
+        let fast = Candidate::of(changed, self.device)?;
+        let gains = fast.timeline.seconds() < of.timeline.seconds() * (1.0 - GAIN_OF_FAST);
+        Ok(Some(fast).filter(|fast| gains && fast.needed_bytes <= self.available()))
+    }
+
+    /// The steps to compare: the modes of several ranks, and those that a larger micro-batch makes faster;
+    /// with the place of the step of `open`.
+    fn candidates(&self, open: &Planned) -> Result<(Vec<Candidate>, usize), PlanError> {
+        let mut all = match open.member.world_size {
+            1 => vec![Candidate::of(open.clone(), self.device)?],
+            _ => modes(&open.resolved, open.member, self.device)?,
+        };
+        let mode = |of: &Planned| (of.spec.parallel.shard, of.spec.parallel.replicas);
+        let given = all.iter().position(|of| mode(&of.planned) == mode(open)).unwrap_or(0);
+        let available = self.available();
+        if let Some(best) = fastest(&all, available) {
+            let seconds = all[best].timeline.seconds();
+            // With a larger micro-batch, communication alone takes much less time.
+            let may_gain = |of: &&Candidate| {
+                let computing = of.timeline.seconds() - of.timeline.exposed_seconds();
+                of.needed_bytes <= available && computing < seconds * (1.0 - GAIN)
+            };
+            let larger = |of: &Candidate| self.larger_micro_batch(open, of).transpose();
+            let found: Result<Vec<_>, _> = match all.len() {
+                1 => all.iter().filter_map(larger).collect(),
+                _ => all.iter().filter(may_gain).filter_map(larger).collect(),
+            };
+            all.extend(found?);
+        }
+        Ok((all, given))
+    }
+
+    /// The step of `open` in the mode of `from`, with the largest micro-batch for which each doubling makes
+    /// it faster. `None` if the first does not, or if the micro-batch is chosen.
+    fn larger_micro_batch(&self, open: &Planned, from: &Candidate) -> Result<Option<Candidate>, PlanError> {
+        let train = &open.resolved.config.train;
+        if self.device.target == Target::Cpu || train.micro_batch_size == Some(OrAuto::Auto) {
+            return Ok(None);
+        }
+        let of_a_rank = train.batch_size / open.member.world_size;
+        let (mut best, mut size) = (None, 2 * from.planned.spec.batch.sequences);
+        let mut seconds = from.timeline.seconds();
+        while of_a_rank.is_multiple_of(size) {
+            let changed = open.clone().changed(|config| {
+                config.parallel = from.planned.resolved.config.parallel.clone();
+                config.train.micro_batch_size = Some(OrAuto::Is(size));
+            })?;
+            let larger = Candidate::of(changed, self.device)?;
+            if larger.needed_bytes > self.available() || larger.timeline.seconds() > seconds * (1.0 - GAIN) {
+                break;
+            }
+            (seconds, size) = (larger.timeline.seconds(), 2 * size);
+            best = Some(larger);
+        }
+        Ok(best)
+    }
+
+    /// The proposal to run the step `best`, unless `given` fits and is about as fast.
+    fn mode(&self, all: &[Candidate], given: usize, best: usize, fits: bool) -> Option<Proposal> {
+        let gains = all[best].timeline.seconds() < all[given].timeline.seconds() * (1.0 - GAIN);
+        let settings = settings(&all[given], &all[best]);
+        (gains || !fits).then(|| Proposal { settings, gpus: None, others: Vec::new(), candidate: best })
+    }
+
+    /// The proposal instead of the step `given`, of whose modes none fits. Adds it to `all`.
+    fn instead(&self, all: &mut Vec<Candidate>, given: usize, fit: &Fit) -> Result<Option<Proposal>, E> {
+        match &fit.verdict {
+            Verdict::Fits => Ok(None),
+            Verdict::WouldFit(alternatives) => {
+                let [first, others @ ..] = &alternatives[..] else { return Ok(None) };
+                let open = (self.replan)(all[given].planned.member.world_size, &first.settings)?;
+                all.push(self.on(Candidate::of(open, self.device)?)?);
+                let (settings, others) = (first.settings.clone(), others.to_vec());
+                Ok(Some(Proposal { settings, gpus: None, others, candidate: all.len() - 1 }))
+            }
+            Verdict::Nothing { least, instead, .. } => match &instead.gpus {
+                Some(more) => self.on_more_gpus(all, more, &least.settings),
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// The fastest mode on this number of GPUs: with the settings of the run, or else with those that need
+    /// the `least` memory. Adds the modes to `all`.
+    fn on_more_gpus(
+        &self,
+        all: &mut Vec<Candidate>,
+        more: &MoreGpus,
+        least: &[String],
+    ) -> Result<Option<Proposal>, E> {
+        let MoreGpus { count, batch_size, .. } = *more;
+        let mut given = vec!["parallel.shard=weights".to_owned(), "parallel.replicas=1".to_owned()];
+        given.extend(batch_size.map(|size| format!("train.batch_size={size}")));
+        // Open settings are chosen again.
+        let chosen = all[0].planned.chosen.clone();
+        let is_open = |setting: &str| chosen.iter().any(|chosen| key(setting) == chosen.key);
+        let is_new = |setting: &&String| !setting.starts_with("parallel.") && !is_open(setting);
+        let with_least: Vec<String> = given.iter().chain(least.iter().filter(is_new)).cloned().collect();
+        for changed in [given, with_least] {
+            let (modes, weights) = self.candidates(&(self.replan)(count, &changed)?)?;
+            let Some(best) = fastest(&modes, self.available()) else { continue };
+            let mut settings = settings(&modes[weights], &modes[best]);
+            let is_known = |setting: &String| settings.iter().any(|known| key(known) == key(setting));
+            let others: Vec<String> = changed.into_iter().filter(|setting| !is_known(setting)).collect();
+            settings.extend(others);
+            settings.retain(|setting| {
+                setting != "parallel.replicas=1" || all[0].planned.spec.parallel.replicas > 1
+            });
+            settings.sort_by_key(|setting| !setting.starts_with("parallel."));
+            let candidate = all.len() + best;
+            all.extend(modes);
+            return Ok(Some(Proposal { settings, gpus: Some(count), others: Vec::new(), candidate }));
+        }
+        Ok(None)
+    }
+
+    fn on(&self, candidate: Candidate) -> Result<Candidate, PlanError> {
+        match self.processor {
+            Some(processor) => candidate.on(processor, self.device),
+            None => Ok(candidate),
+        }
+    }
+
+    fn available(&self) -> u64 {
+        self.room.map_or(u64::MAX, |room| room.available_bytes)
+    }
+}
+
+impl Advice {
+    /// The step as it is configured.
+    pub fn given(&self) -> &Candidate {
+        &self.candidates[self.given]
+    }
+
+    /// The proposed step, if any.
+    pub fn proposed(&self) -> Option<&Candidate> {
+        self.proposal.as_ref().map(|proposal| &self.candidates[proposal.candidate])
+    }
+
+    /// The step that the figures of the plan are of: the proposed one if the configured one does not fit.
+    pub fn shown(&self) -> &Candidate {
+        self.proposed().filter(|_| !self.fits()).unwrap_or_else(|| self.given())
+    }
+
+    /// True if the configured step fits, or the memory is unknown.
+    pub fn fits(&self) -> bool {
+        self.fit.as_ref().is_none_or(|fit| fit.verdict == Verdict::Fits)
+    }
+
+    /// The steps on as many ranks as those of the shown one, if these are several.
+    pub fn modes(&self) -> Vec<&Candidate> {
+        let ranks = self.shown().planned.member.world_size;
+        let is_mode = |of: &&Candidate| ranks > 1 && of.planned.member.world_size == ranks;
+        self.candidates.iter().filter(is_mode).collect()
+    }
+}
+
+/// The key of a setting as `--set` takes it.
+fn key(setting: &str) -> &str {
+    setting.split_once('=').map_or(setting, |(key, _)| key)
+}
+
+/// The settings in which a mode differs from `given`.
+fn settings(given: &Candidate, mode: &Candidate) -> Vec<String> {
+    let [from, to] = [given, mode].map(|of| &of.planned);
+    let [was, is] = [from, to].map(|of| &of.resolved.config.parallel);
+    let mut settings = Vec::new();
+    if let Some((_, name)) = SHARDS.iter().find(|(shard, _)| *shard == is.shard && was.shard != is.shard) {
+        settings.push(format!("parallel.shard={name}"));
+    }
+    if was.replicas != is.replicas {
+        settings.push(format!("parallel.replicas={}", is.replicas));
+    }
+    let is_chosen = to.chosen.iter().any(|chosen| chosen.key == "train.micro_batch_size");
+    if from.spec.batch.sequences != to.spec.batch.sequences && !is_chosen {
+        settings.push(format!("train.micro_batch_size={}", to.spec.batch.sequences));
+    }
+    settings
+}

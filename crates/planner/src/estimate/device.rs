@@ -1,0 +1,279 @@
+//! The device for which time is estimated and settings are chosen. It need not be present.
+
+use super::devices::{DEVICES, DeviceModel, EDITION, unmeasured_cpu};
+use super::measure::{self, Measurement, REPEAT_MINUTES};
+use super::network::Network;
+use super::rates::Rates;
+use crate::error::PlanError;
+use std::fmt;
+use std::time::Duration;
+use xtrain_cuda::{DeviceInfo, peak_bf16_flops};
+use xtrain_model::Recipe;
+use xtrain_report::metrics::format;
+use xtrain_step::engine::{Processor, Target};
+
+/// A device, as far as estimates need it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Device {
+    /// Name for messages.
+    pub name: String,
+    /// Kind of processor.
+    pub target: Target,
+    /// CPU threads of the run.
+    pub threads: usize,
+    /// Rates for time estimates.
+    pub rates: Rates,
+    /// Rates for choosing settings. Unless `train.tune` measures them, they are equal on equal devices.
+    pub choice_rates: Rates,
+    /// Origin of `rates`.
+    pub source: Source,
+    /// Bytes of memory that a run may use if nothing else runs: all but [`Device::reserve_bytes`]; `None` if
+    /// unknown.
+    pub usable_bytes: Option<u64>,
+    /// Bytes kept free for the driver, other programs, and allocations outside the plan.
+    pub reserve_bytes: u64,
+    /// Peak bf16 operations per second, the base of MFU, if known.
+    pub peak_flops: Option<f64>,
+    /// Its connections to the devices of other ranks.
+    pub network: Network,
+    /// Connections for choosing settings: those of usual servers, as a run does not know its own.
+    pub choice_network: Network,
+}
+
+/// Origin of rates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The device's row of the table.
+    Table,
+    /// The nearest device of the table.
+    Nearest(&'static str),
+    /// A measurement on this machine.
+    Measured {
+        /// The time since then.
+        age: Duration,
+        /// True if other programs used the CPU meanwhile.
+        while_busy: bool,
+    },
+    /// Defaults for a CPU that was not measured.
+    Unmeasured,
+}
+
+/// The age below which a measurement is called that of now.
+const RECENT: Duration = Duration::from_secs(60);
+
+/// Share of a device's memory that is kept free, besides [`RESERVE_BYTES`].
+const RESERVE_SHARE: f64 = 0.03;
+
+/// Bytes kept free: for a GPU's context, or for the system on a CPU.
+const RESERVE_BYTES: u64 = 1 << 30;
+
+/// Relative difference up to which a GPU's memory counts as that of the table, so that choices agree with
+/// those made without the device.
+const SAME_MEMORY: f64 = 0.02;
+
+/// Relative difference of bandwidth above which a device is not the one of the table with its name.
+const SAME_BANDWIDTH: f64 = 0.15;
+
+impl Device {
+    /// The device of `processor`, for a run on this number of CPU threads, with measured rates if they are
+    /// cached.
+    pub fn of(processor: &Processor, recipe: Recipe, threads: usize) -> Device {
+        let device = Device::unmeasured(processor, threads);
+        match (processor, measure::cached(processor, recipe, threads)) {
+            (Processor::Cpu, Some(measurement)) => device.measured_by(measurement),
+            _ => device,
+        }
+    }
+
+    /// As [`Device::of`], for a run on the threads of this process. A CPU's rates are measured if they are
+    /// not cached; a GPU's only with `tune`, which also chooses settings by them.
+    pub fn measured(processor: &Processor, recipe: Recipe, tune: bool) -> Device {
+        let device = Device::unmeasured(processor, rayon::current_num_threads());
+        if device.target == Target::Cuda && !tune {
+            return device;
+        }
+        match measure::measured(processor, recipe, &device.rates) {
+            Ok(measurement) => {
+                let measured = device.measured_by(measurement);
+                let choice_rates = if tune { measured.rates } else { measured.choice_rates };
+                Device { choice_rates, ..measured }
+            }
+            Err(error) => {
+                tracing::warn!(
+                    "cannot measure the speed of {}, so times are estimated by defaults: {error}",
+                    device.name
+                );
+                device
+            }
+        }
+    }
+
+    /// The share of this device that each of `processes` of a run on one machine has. They share the memory
+    /// of a CPU, and each has a GPU of its own.
+    pub fn shared_by(self, processes: usize) -> Device {
+        let of_node = self.connected(|network| network.of_nodes(processes));
+        if of_node.target != Target::Cpu {
+            return of_node;
+        }
+        let share = |bytes: u64| bytes / processes as u64;
+        let usable_bytes = of_node.usable_bytes.map(share);
+        Device { usable_bytes, reserve_bytes: share(of_node.reserve_bytes), ..of_node }
+    }
+
+    /// This device with its connections changed.
+    pub fn connected(self, change: impl Fn(Network) -> Network) -> Device {
+        let [network, choice_network] = [self.network, self.choice_network].map(change);
+        Device { network, choice_network, ..self }
+    }
+
+    fn measured_by(self, of: Measurement) -> Device {
+        let source = Source::Measured { age: of.age(), while_busy: of.while_busy };
+        Device { rates: self.rates.scaled(of.factors), source, ..self }
+    }
+
+    fn unmeasured(processor: &Processor, threads: usize) -> Device {
+        match processor {
+            Processor::Cpu => {
+                Device::cpu(format!("CPU, {threads} threads"), threads, processor.total_bytes())
+            }
+            Processor::Cuda(gpu) => Device { threads, ..Device::gpu(gpu.info()) },
+        }
+    }
+
+    /// A CPU of this name, number of threads and memory.
+    fn cpu(name: String, threads: usize, memory_bytes: Option<u64>) -> Device {
+        let rates = unmeasured_cpu(threads);
+        let reserve_bytes = memory_bytes.map_or(RESERVE_BYTES, reserve_bytes);
+        Device {
+            name,
+            target: Target::Cpu,
+            threads,
+            rates,
+            choice_rates: rates,
+            source: Source::Unmeasured,
+            usable_bytes: memory_bytes.map(|bytes| bytes.saturating_sub(reserve_bytes)),
+            reserve_bytes,
+            peak_flops: None,
+            network: Network::of_processes(),
+            choice_network: Network::of_processes(),
+        }
+    }
+
+    fn gpu(info: &DeviceInfo) -> Device {
+        let is_near = |a: f64, b: f64, share: f64| (a / b - 1.0).abs() <= share;
+        let named = DEVICES.iter().find(|model| {
+            info.name.contains(model.name)
+                && is_near(info.memory_bandwidth, model.peak_bandwidth, SAME_BANDWIDTH)
+        });
+        let model = named.unwrap_or_else(|| nearest(info));
+        let memory_bytes = match info.memory_bytes as u64 {
+            bytes if named.is_some() && is_near(bytes as f64, model.memory_bytes as f64, SAME_MEMORY) => {
+                model.memory_bytes
+            }
+            bytes => bytes,
+        };
+        let source = if named.is_some() { Source::Table } else { Source::Nearest(model.name) };
+        Device::modelled(info.name.clone(), model, source, memory_bytes, info.peak_bf16_flops())
+    }
+
+    /// The device of the table with this name, which may be abbreviated: `h200`, `4090`.
+    pub fn model(name: &str) -> Result<Device, PlanError> {
+        let plain = |text: &str| text.to_lowercase().replace([' ', '-', '_'], "").replace("nvidia", "");
+        let wanted = plain(name);
+        let is_meant = |model: &&DeviceModel| !wanted.is_empty() && plain(model.name).ends_with(&wanted);
+        let Some(model) = DEVICES.iter().find(is_meant) else {
+            let known: Vec<&str> = DEVICES.iter().map(|model| model.name).collect();
+            return Err(PlanError::Refused(format!(
+                "--device-model {name:?} is unknown; the known GPUs are {}. For another GPU, `--memory SIZE` checks whether a step fits",
+                known.join(", ")
+            )));
+        };
+        let name = format!("NVIDIA {}", model.name);
+        let peak = peak_bf16_flops(model.name);
+        Ok(Device::modelled(name, model, Source::Table, model.memory_bytes, peak))
+    }
+
+    /// A GPU with this much memory and of unknown model, with the rates of the nearest device of the table.
+    pub fn of_memory(bytes: u64) -> Device {
+        let far = |model: &DeviceModel| model.memory_bytes.abs_diff(bytes);
+        let [first, others @ ..] = &DEVICES;
+        let model =
+            others.iter().fold(first, |best, model| if far(model) < far(best) { model } else { best });
+        let source = Source::Nearest(model.name);
+        Device::modelled("a GPU".into(), model, source, bytes, peak_bf16_flops(model.name))
+    }
+
+    fn modelled(
+        name: String,
+        model: &DeviceModel,
+        source: Source,
+        memory_bytes: u64,
+        peak_flops: Option<f64>,
+    ) -> Device {
+        let reserve_bytes = reserve_bytes(memory_bytes);
+        let network = Network::of_gpus(model.nccl_bandwidth, model.copy_bandwidth, model.nic_bandwidth);
+        Device {
+            name,
+            target: Target::Cuda,
+            threads: 1,
+            rates: model.rates,
+            choice_rates: model.rates,
+            source,
+            usable_bytes: Some(memory_bytes.saturating_sub(reserve_bytes)),
+            reserve_bytes,
+            peak_flops,
+            network,
+            choice_network: network,
+        }
+    }
+
+    /// This device with this much memory, none of it kept free.
+    pub fn with_memory(self, bytes: u64) -> Device {
+        Device { usable_bytes: Some(bytes), reserve_bytes: 0, ..self }
+    }
+
+    /// Bytes of memory, if known.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        Some(self.usable_bytes? + self.reserve_bytes)
+    }
+}
+
+fn reserve_bytes(memory_bytes: u64) -> u64 {
+    RESERVE_BYTES + (memory_bytes as f64 * RESERVE_SHARE) as u64
+}
+
+/// The device of the table that is nearest in bandwidth and number of multiprocessors.
+fn nearest(info: &DeviceInfo) -> &'static DeviceModel {
+    let far = |a: f64, b: f64| if a > 0.0 { (a / b).ln().abs() } else { 0.0 };
+    let distance = |model: &DeviceModel| {
+        let multiprocessors = model.rates.multiprocessors.unwrap_or(1) as f64;
+        far(info.memory_bandwidth, model.peak_bandwidth)
+            + far(f64::from(info.multiprocessors), multiprocessors)
+    };
+    let [first, others @ ..] = &DEVICES;
+    others.iter().fold(first, |best, model| if distance(model) < distance(best) { model } else { best })
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Table => write!(f, "from the device table, edition {EDITION}"),
+            Source::Nearest(name) => write!(f, "from the {name}, the nearest device of the table"),
+            Source::Measured { age, while_busy } => {
+                f.write_str("measured on this machine")?;
+                if *age >= RECENT {
+                    write!(f, " {} ago", format::duration(age.as_secs_f64()))?;
+                }
+                match while_busy {
+                    true => write!(
+                        f,
+                        " while other programs used the CPU, so it may be faster; a run measures it again if the CPU is free, or \
+                         after {REPEAT_MINUTES} minutes"
+                    ),
+                    false => Ok(()),
+                }
+            }
+            Source::Unmeasured => f.write_str("defaults of an ordinary CPU; the first run measures this one"),
+        }
+    }
+}

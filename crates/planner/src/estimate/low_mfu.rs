@@ -1,0 +1,147 @@
+//! The reason for a low MFU, from the estimate of a step.
+
+use super::{Device, Rates, Speed, Timeline, kernels_of};
+use crate::planned::Planned;
+use xtrain_model::{Architecture, ParameterSpec};
+use xtrain_program::{Arithmetic, Payload, Phase, Program, Role, Stage};
+use xtrain_report::metrics::format;
+
+/// The MFU below which a reason is given.
+const LOW: f64 = 0.35;
+
+/// The share of a step above which waiting for communication is a reason by itself.
+const WAITING: f64 = 0.2;
+
+/// The share of a step's kernels above which recomputation, or kernels without arithmetic, is the reason.
+const LARGE: f64 = 0.3;
+
+/// The share of the rate of large GEMMs below which GEMMs are called small.
+const SMALL: f64 = 0.7;
+
+/// The reason for the low MFU of the run `planned`, whose step is `program` and takes the time of `timeline`
+/// on `device`; `None` if it is not low, or no single reason explains it.
+pub fn low_mfu(planned: &Planned, program: &Program, timeline: &Timeline, device: &Device) -> Option<String> {
+    let mfu = Speed::of(planned, timeline, device).mfu?;
+    let waiting = timeline.exposed_seconds() / timeline.seconds();
+    if waiting > WAITING {
+        return Some(format!("{} of the step waits for {}", percent(waiting), waited_for(planned, timeline)));
+    }
+    (mfu < LOW).then(|| computing(planned, program, &device.rates)).flatten()
+}
+
+/// The contents that the step waits for the longest, and why that takes so long.
+fn waited_for(planned: &Planned, timeline: &Timeline) -> String {
+    let seconds_of = |payload: Payload| -> f64 {
+        timeline.exposed.iter().filter(|of| of.payload == payload).map(|of| of.seconds).sum()
+    };
+    let mut payloads = Payload::ALL;
+    payloads.sort_by(|a, b| seconds_of(*b).total_cmp(&seconds_of(*a)));
+    let spec = &planned.spec;
+    let of_experts = is_mostly_experts(&spec.model);
+    match payloads[0] {
+        Payload::Weights if of_experts => {
+            "weights, most of them of experts: each GPU gathers all experts of a block in every micro-step, because \
+             expert parallelism is not supported"
+                .to_owned()
+        }
+        Payload::Weights => {
+            let tokens = format::grouped(spec.batch.tokens() as u64);
+            format!("weights, which are gathered for every micro-batch of {tokens} tokens")
+        }
+        Payload::Gradients => format!(
+            "sums of gradients{}{}",
+            match of_experts {
+                true => ", most of them of experts: each GPU has gradients of all, because expert parallelism is not supported",
+                false => "",
+            },
+            match (spec.parallel.cuts_gradients(), of_experts) {
+                (true, true) => ", and every micro-step exchanges them",
+                (true, false) => ", which every micro-step exchanges",
+                (false, _) => "",
+            }
+        ),
+        Payload::Copies => "copies of updated weights".to_owned(),
+        Payload::Numbers => "numbers of the step, such as its loss".to_owned(),
+    }
+}
+
+/// True if most parameters of the model are those of experts.
+fn is_mostly_experts(model: &Architecture) -> bool {
+    let size = |of: &ParameterSpec| of.shape.iter().product::<usize>();
+    let (experts, others): (Vec<_>, Vec<_>) =
+        model.parameters().into_iter().partition(|of| is_of_experts(&of.name));
+    experts.iter().map(size).sum::<usize>() > others.iter().map(size).sum()
+}
+
+/// True for a parameter or a site of experts.
+fn is_of_experts(name: &str) -> bool {
+    name.contains("mlp.experts.")
+}
+
+/// The reason why kernels take long.
+fn computing(planned: &Planned, program: &Program, rates: &Rates) -> Option<String> {
+    let (mut all, mut recomputed, mut moving, mut gemms, mut at_best) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    // Seconds in experts, of those that only move bytes, and of those that GEMMs lose for being small.
+    let (mut experts_moving, mut experts_lost) = (0.0, 0.0);
+    for instance in program.instances.iter().filter(|instance| instance.phase() == Phase::Micro) {
+        let of_experts = f64::from(u8::from(is_of_experts(&instance.origin.site)));
+        for kernel in kernels_of(program, instance) {
+            let seconds = rates.seconds(&kernel);
+            all += seconds;
+            if instance.origin.role == Role::Recompute && instance.origin.stage != Stage::Update {
+                recomputed += seconds;
+            }
+            match kernel.arithmetic {
+                Arithmetic::None => {
+                    moving += seconds;
+                    experts_moving += of_experts * seconds;
+                }
+                Arithmetic::Gemm { operands, scaling, .. } => {
+                    let best =
+                        kernel.times as f64 * kernel.arithmetic.flops() / rates.gemm.of(operands, scaling);
+                    gemms += seconds;
+                    at_best += best;
+                    experts_lost += of_experts * (seconds - best);
+                }
+                Arithmetic::Attention { .. } => {}
+            }
+        }
+    }
+    let tokens = format::grouped(planned.spec.batch.tokens() as u64);
+    let spec = &planned.spec;
+    let experts = spec.model.layers.iter().find_map(|layer| layer.feed_forward.experts());
+    if moving > LARGE * all {
+        let why = match experts {
+            Some(_) if experts_moving > moving / 2.0 => {
+                "most of it to copies of tokens for experts, their activations and their sums".to_owned()
+            }
+            _ => {
+                format!("the model is narrow (dim {}), and a micro-batch has {tokens} tokens", spec.model.dim)
+            }
+        };
+        return Some(format!(
+            "{} of the time of kernels goes to those that only move bytes: {why}",
+            percent(moving / all)
+        ));
+    }
+    if at_best < SMALL * gemms {
+        let why = match experts {
+            Some(experts) if experts_lost > (gemms - at_best) / 2.0 => {
+                let of_each = spec.batch.tokens() * experts.router.top_k / experts.count;
+                format!(
+                    "those of each of {} experts have about {} of the {tokens} tokens of a micro-batch",
+                    experts.count,
+                    format::grouped(of_each as u64)
+                )
+            }
+            _ => format!("a micro-batch has {tokens} tokens"),
+        };
+        return Some(format!("GEMMs reach {} of the rate of large ones: {why}", percent(at_best / gemms)));
+    }
+    (recomputed > LARGE * all)
+        .then(|| format!("{} of the time of kernels goes to recomputation", percent(recomputed / all)))
+}
+
+fn percent(share: f64) -> String {
+    format::percent(share, 0)
+}

@@ -1,0 +1,132 @@
+//! The time that a whole run takes.
+
+use super::{Device, Source, Timeline};
+use crate::error::PlanError;
+use crate::planned::Planned;
+use std::fmt;
+use xtrain_model::decoder::Loss;
+use xtrain_program::Program;
+use xtrain_report::metrics::format;
+use xtrain_step::error::LearnError;
+use xtrain_step::layout::Layout;
+use xtrain_step::programs;
+
+/// The estimated speed of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// Seconds of a step.
+    pub step_seconds: f64,
+    /// Tokens per second in training steps.
+    pub tokens_per_second: f64,
+    /// Model FLOPs per second (PaLM's count).
+    pub flops: f64,
+    /// MFU: `flops` as a fraction of the peak of all devices, if that is known.
+    pub mfu: Option<f64>,
+}
+
+impl Speed {
+    /// The speed of the run `planned`, whose step takes the time of `timeline`, on `device`.
+    pub fn of(planned: &Planned, timeline: &Timeline, device: &Device) -> Speed {
+        let spec = &planned.spec;
+        let (step_seconds, tokens) = (timeline.seconds(), planned.resolved.config.step_tokens() as f64);
+        let flops = spec.model.flops_per_token(spec.batch.seq_len) * tokens / step_seconds;
+        let ranks = spec.parallel.world_size as f64;
+        let mfu = device.peak_flops.map(|peak| flops / (peak * ranks));
+        Speed { step_seconds, tokens_per_second: tokens / step_seconds, flops, mfu }
+    }
+}
+
+/// The estimated time of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunTime {
+    /// Speed of training steps.
+    pub speed: Speed,
+    /// Seconds of the remaining steps and evaluations, if the run's length is known.
+    pub seconds: Option<f64>,
+    source: Source,
+    /// True if the ranks are on several nodes.
+    spans_nodes: bool,
+}
+
+/// Time above which a run gets a warning.
+const LONG_SECONDS: f64 = 86_400.0;
+
+impl RunTime {
+    /// The remaining time of the run `planned`, whose step is `program`, on `device` after `done` steps.
+    pub fn of(
+        planned: &Planned,
+        program: &Program,
+        device: &Device,
+        done: u64,
+    ) -> Result<RunTime, PlanError> {
+        let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
+        RunTime::of_step(planned, &Timeline::new(program, device, micro_steps), device, done)
+    }
+
+    /// As [`RunTime::of`], for a step that takes the time of `timeline`.
+    pub fn of_step(
+        planned: &Planned,
+        timeline: &Timeline,
+        device: &Device,
+        done: u64,
+    ) -> Result<RunTime, PlanError> {
+        let config = &planned.resolved.config;
+        let speed = Speed::of(planned, timeline, device);
+        let seconds = match planned.resolved.steps {
+            Some(steps) => {
+                let left = steps.saturating_sub(done);
+                let every = config.eval.every.unwrap_or(0);
+                let at_end = u64::from(config.eval.at_end);
+                // With `eval.tokens = 0`, only the validation data tells how long an evaluation is.
+                let is_known = every > 0 && config.eval.tokens.unwrap_or(0) > 0;
+                let evaluations = if is_known { (left / every).max(at_end) } else { 0 };
+                let each = if evaluations > 0 { evaluation_seconds(planned, device)? } else { 0.0 };
+                Some(left as f64 * speed.step_seconds + evaluations as f64 * each)
+            }
+            None => None,
+        };
+        let spans_nodes = device.network.spans_nodes(planned.spec.parallel.world_size);
+        Ok(RunTime { speed, seconds, source: device.source, spans_nodes })
+    }
+
+    /// The time in words, without its source.
+    pub fn without_source(&self) -> String {
+        let Speed { step_seconds, tokens_per_second, flops, mfu } = self.speed;
+        let all =
+            self.seconds.map_or(String::new(), |seconds| format!("about {}; ", format::duration(seconds)));
+        let step = format::seconds(step_seconds);
+        let reached = match mfu {
+            Some(mfu) => format!("{} MFU", format::percent(mfu, 1)),
+            None => format!("{} TFLOP/s", format::significant(flops / 1e12)),
+        };
+        format!("{all}{step} a step, {} tokens/s, {reached}", format::count(tokens_per_second))
+    }
+
+    /// True if the run takes more than a day.
+    pub fn is_long(&self) -> bool {
+        self.seconds.is_some_and(|seconds| seconds > LONG_SECONDS)
+    }
+}
+
+/// Seconds of an evaluation.
+fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, PlanError> {
+    let (spec, config) = (&planned.spec, &planned.resolved.config);
+    let mask = config.data.document_mask;
+    let loss = Loss { z_loss: 0.0, sources: 0, balancing: None, ..spec.loss };
+    let layout = Layout::of(spec).map_err(LearnError::from)?;
+    let program = programs::evaluation(&spec.model, &spec.numerics(), &layout, spec.batch, mask, loss);
+    let program = program.map_err(LearnError::from)?;
+    let sequences = config.eval.sequences(config.data.seq_len).div_ceil(spec.batch.sequences as u64);
+    let of_a_rank = sequences.div_ceil(spec.parallel.world_size as u64);
+    Ok(of_a_rank as f64 * Timeline::new(&program, device, 1).seconds())
+}
+
+impl fmt::Display for RunTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}", self.without_source(), self.source)?;
+        if self.spans_nodes {
+            f.write_str("; not measured on several nodes")?;
+        }
+        f.write_str(")")
+    }
+}

@@ -1,0 +1,261 @@
+//! Checks, before anything is allocated, that a training step fits into memory; finds settings with which it
+//! would.
+
+mod search;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use crate::error::PlanError;
+use crate::planned::Planned;
+use search::Search;
+pub use search::first_that_fits;
+pub use text::on_gpus;
+use xtrain_program::{Parallel, Program, Shard};
+use xtrain_report::metrics::format;
+use xtrain_step::engine::{Processor, Room, Target};
+use xtrain_step::error::LearnError;
+use xtrain_step::layout::Layout;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
+
+/// Memory that a step needs, and memory that is available.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fit {
+    /// Bytes of the plan, of kernel workspace outside of it, of libraries, and of the process.
+    pub needed_bytes: u64,
+    /// Available memory.
+    pub room: Room,
+    /// The result.
+    pub verdict: Verdict,
+}
+
+/// Result of the check.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// The step fits as configured.
+    Fits,
+    /// The step does not fit as configured, but these alternatives do; the one that costs the least speed is
+    /// first.
+    WouldFit(Vec<Alternative>),
+    /// No alternative fits.
+    Nothing {
+        /// The alternative that needs the least memory.
+        least: Alternative,
+        /// Bytes that no setting changes: weights, gradients, moments.
+        state_bytes: u64,
+        /// The ranks of the run.
+        ranks: usize,
+        /// True if it would fit if other programs released their memory.
+        is_held: bool,
+        /// Other models and numbers of GPUs with which it would fit.
+        instead: Instead,
+    },
+}
+
+/// Models and numbers of GPUs with which a run would fit if no setting is enough.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Instead {
+    /// Layers of the model.
+    pub layers: usize,
+    /// Largest number of layers that would fit, if any.
+    pub fewer_layers: Option<usize>,
+    /// Longest sequence that would fit, found by halving the run's, if any.
+    pub seq_len: Option<usize>,
+    /// The least number of GPUs of this size that would fit.
+    pub gpus: Option<MoreGpus>,
+    /// The largest number that was tried; `None` on a CPU.
+    pub most_gpus: Option<usize>,
+}
+
+/// A number of GPUs among which weights, gradients and moments are divided (`parallel.shard = "weights"`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoreGpus {
+    /// The number.
+    pub count: usize,
+    /// The bytes that each needs.
+    pub bytes: u64,
+    /// The least batch that they can share, if the run's is too small.
+    pub batch_size: Option<usize>,
+}
+
+/// Settings that need less memory, and how much they need.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alternative {
+    /// The settings, as `--set` takes them: `train.recompute=norms`. The global batch does not change.
+    pub settings: Vec<String>,
+    /// Bytes that the step needs with them.
+    pub bytes: u64,
+}
+
+impl Fit {
+    /// Checks the step of `spec`, with a global batch of `batch_size` sequences, against the `room` in a
+    /// `target`'s memory, on this number of CPU threads.
+    pub fn new(
+        spec: &TrainingSpec,
+        target: Target,
+        threads: usize,
+        batch_size: usize,
+        room: Room,
+    ) -> Result<Fit, PlanError> {
+        let mut search = Search { spec, target, threads, batch_size, room, needed_bytes: 0 };
+        search.needed_bytes = search.bytes(spec)?;
+        let needed_bytes = search.needed_bytes;
+        let verdict = match needed_bytes <= room.available_bytes {
+            true => Verdict::Fits,
+            // Give up first what does not affect learning.
+            false if spec.reference => {
+                let without = TrainingSpec { reference: false, ..spec.clone() };
+                let Fit { needed_bytes, verdict, .. } =
+                    Fit::new(&without, target, threads, batch_size, room)?;
+                verdict.with_setting("precision.reference_every=0", needed_bytes)
+            }
+            false if spec.parallel.world_size > 1 && spec.parallel.shard != Shard::Weights => {
+                let with = |shard| {
+                    let parallel = Parallel { shard, ..spec.parallel };
+                    TrainingSpec { parallel, ..spec.clone() }
+                };
+                // `optimizer` sends no more bytes than `none`, and `weights` gathers in every micro-step.
+                let optimizer = with(Shard::Optimizer);
+                let is_enough =
+                    spec.parallel.shard == Shard::None && search.bytes(&optimizer)? <= room.available_bytes;
+                let (with, setting) = match is_enough {
+                    true => (optimizer, "parallel.shard=optimizer"),
+                    false => (with(Shard::Weights), "parallel.shard=weights"),
+                };
+                let Fit { needed_bytes, verdict, .. } = Fit::new(&with, target, threads, batch_size, room)?;
+                verdict.with_setting(setting, needed_bytes)
+            }
+            false => match search.fewer_replicas() {
+                Some(with) => {
+                    let setting = format!("parallel.replicas={}", with.parallel.replicas);
+                    let Fit { needed_bytes, verdict, .. } =
+                        Fit::new(&with, target, threads, batch_size, room)?;
+                    verdict.with_setting(&setting, needed_bytes)
+                }
+                None => match search.verdict()? {
+                    nothing @ Verdict::Nothing { .. } => match spec.optimizer.smaller() {
+                        // The last setting changes how the model learns.
+                        Some((optimizer, setting)) => {
+                            let with = TrainingSpec { optimizer, ..spec.clone() };
+                            let Fit { needed_bytes, verdict, .. } =
+                                Fit::new(&with, target, threads, batch_size, room)?;
+                            verdict.with_setting(setting, needed_bytes)
+                        }
+                        None => nothing,
+                    },
+                    verdict => verdict,
+                },
+            },
+        };
+        Ok(Fit { needed_bytes, room, verdict })
+    }
+
+    /// As [`Fit::new`], for the step of `planned`. If it would fit without the memory that other programs
+    /// hold, each alternative includes the chosen settings, so that `--set` does not choose them again.
+    pub fn of(planned: &Planned, target: Target, threads: usize, room: Room) -> Result<Fit, PlanError> {
+        let mut fit =
+            Fit::new(&planned.spec, target, threads, planned.resolved.config.train.batch_size, room)?;
+        let chosen = planned.pinned();
+        match &mut fit.verdict {
+            Verdict::WouldFit(alternatives) if !planned.lacks_memory => {
+                alternatives.iter_mut().for_each(|alternative| alternative.complete(&chosen));
+            }
+            Verdict::Nothing { least, .. } => least.complete(&chosen),
+            Verdict::Fits | Verdict::WouldFit(_) => {}
+        }
+        Ok(fit)
+    }
+
+    /// An error if the step does not fit into the memory of `owner`.
+    fn check(&self, owner: &str) -> Result<(), PlanError> {
+        if self.verdict == Verdict::Fits {
+            return Ok(());
+        }
+        Err(PlanError::Refused(format!(
+            "the run needs {} of memory, but {}; {}. `xtrain plan` lists what needs it",
+            format::gib(self.needed_bytes),
+            self.available(owner),
+            self.verdict
+        )))
+    }
+}
+
+/// An error if the step of `planned` does not fit into the memory that `processor` has available, as far as
+/// the system tells. `processes` of the run are on this machine.
+pub fn check(planned: &Planned, processor: &Processor, processes: usize) -> Result<(), PlanError> {
+    match processor.room_of_each(processes) {
+        Some(room) => {
+            let threads = rayon::current_num_threads();
+            Fit::of(planned, processor.target(), threads, room)?.check(&processor.owner(processes))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Bytes that the step of `spec`, which is `program`, needs on `target`, on this number of CPU threads: of
+/// its plan, of kernel workspace outside of it, of libraries, and of the process. Tokenizing, which comes
+/// before the step is loaded and frees its memory, is not counted.
+pub fn needed_bytes(
+    spec: &TrainingSpec,
+    program: &Program,
+    target: Target,
+    threads: usize,
+) -> Result<u64, LearnError> {
+    let reference = programs::reference(spec)?;
+    let loaded: Vec<_> = std::iter::once(program).chain(&reference).collect();
+    let (plan, work) = (target.plan_bytes(&loaded), target.work_bytes(&loaded, threads));
+    let beside = target.library_bytes() + target.process_bytes(&loaded, spec.model.vocab_size);
+    // A reference segment copies the state to host memory, which is the CPU's.
+    let aside = match target {
+        Target::Cpu if spec.reference => programs::saved_bytes(program),
+        _ => 0,
+    };
+    Ok(plan.saturating_add(work).saturating_add(aside) as u64 + beside)
+}
+
+/// Bytes of the copy that a save of the step of `spec`, which is `program`, makes in the memory of `target`,
+/// where there is room for it. Without the copy, training waits while a checkpoint is written.
+pub fn save_bytes(spec: &TrainingSpec, program: &Program, target: Target) -> Result<u64, LearnError> {
+    match target {
+        Target::Cpu => Ok(Layout::of(spec)?.copied_bytes(program) as u64),
+        Target::Cuda => Ok(0),
+    }
+}
+
+/// Keys of settings in the order in which alternatives name them.
+const ORDER: [&str; 8] = [
+    "precision.reference_every",
+    "parallel.shard",
+    "parallel.replicas",
+    "optimizer.moments",
+    "train.recompute",
+    "train.recompute_blocks",
+    "train.loss_chunk",
+    "train.micro_batch_size",
+];
+
+impl Alternative {
+    /// Adds those of `settings` whose keys it does not set.
+    fn complete(&mut self, settings: &[String]) {
+        let key = |setting: &str| setting.split('=').next().unwrap_or_default().to_owned();
+        let given: Vec<String> = self.settings.iter().map(|setting| key(setting)).collect();
+        self.settings.extend(settings.iter().filter(|setting| !given.contains(&key(setting))).cloned());
+        self.settings.sort_by_key(|setting| ORDER.iter().position(|name| *name == key(setting)));
+    }
+}
+
+impl Verdict {
+    /// The verdict after `setting` was changed; the step then needs `bytes`.
+    fn with_setting(mut self, setting: &str, bytes: u64) -> Self {
+        let add = |alternative: &mut Alternative| alternative.settings.insert(0, setting.to_owned());
+        match &mut self {
+            Verdict::Fits => {
+                return Verdict::WouldFit(vec![Alternative { settings: vec![setting.to_owned()], bytes }]);
+            }
+            Verdict::WouldFit(alternatives) => alternatives.iter_mut().for_each(add),
+            Verdict::Nothing { least, .. } => add(least),
+        }
+        self
+    }
+}

@@ -1,0 +1,21 @@
+//! The settings of a run: whether it fits, how long it takes, and which settings are best.
+//!
+//! ```text
+//! planned (a configuration and the step of its run) -> estimate of the time
+//! planned, estimate -> choose, fit, slower -> modes -> advice
+//! ```
+//!
+//! Invariants: it opens no file of a run and runs none of its steps; on a GPU it may time a layer. Deliberately
+//! absent: files, and the connection of ranks, which are the run's (crate `train`).
+
+pub mod advice;
+pub mod choose;
+pub mod error;
+pub mod estimate;
+pub mod fit;
+pub mod hf_names;
+pub mod median;
+pub mod modes;
+pub mod planned;
+pub mod slower;
+pub mod static_scales;

@@ -1,0 +1,67 @@
+//! A way to run a step: a plan whose open settings are chosen, with its memory and its time.
+
+use crate::choose::{self, Choice};
+use crate::error::PlanError;
+use crate::estimate::{Device, RunTime, Timeline};
+use crate::fit::needed_bytes;
+use crate::planned::Planned;
+use crate::slower;
+use xtrain_program::Program;
+use xtrain_step::engine::Processor;
+use xtrain_step::error::LearnError;
+use xtrain_step::programs;
+
+/// A plan whose open settings are chosen, with its memory and its time.
+#[derive(Clone)]
+pub struct Candidate {
+    /// The plan.
+    pub planned: Planned,
+    /// The settings that were chosen, if any was open.
+    pub choice: Option<Choice>,
+    /// The step.
+    pub program: Program,
+    /// Bytes that a rank needs.
+    pub needed_bytes: u64,
+    /// The times of a step.
+    pub timeline: Timeline,
+}
+
+impl Candidate {
+    /// The step of `open`, in which open settings are chosen as the run would.
+    pub fn of(open: Planned, device: &Device) -> Result<Candidate, PlanError> {
+        let (planned, choice) = choose::decide(open, device)?;
+        Candidate::with(planned, choice, device)
+    }
+
+    fn with(planned: Planned, choice: Option<Choice>, device: &Device) -> Result<Candidate, PlanError> {
+        let program = programs::training(&planned.spec).map_err(LearnError::from)?;
+        let needed_bytes = needed_bytes(&planned.spec, &program, device.target, device.threads)?;
+        let timeline = Timeline::new(&program, device, micro_steps(&planned));
+        Ok(Candidate { planned, choice, program, needed_bytes, timeline })
+    }
+
+    /// This step with the layers in bf16 that `processor` is known to run slower in FP8.
+    pub fn on(self, processor: &Processor, device: &Device) -> Result<Candidate, PlanError> {
+        let before = self.planned.resolved.config.precision.skip_slower.clone();
+        let Candidate { planned, choice, program, needed_bytes, timeline } = self;
+        let planned = slower::decide_if_measured(planned, processor)?;
+        match planned.resolved.config.precision.skip_slower == before {
+            true => Ok(Candidate { planned, choice, program, needed_bytes, timeline }),
+            false => Candidate::with(planned, choice, device),
+        }
+    }
+
+    /// Micro-batches of a rank in a step.
+    pub fn micro_steps(&self) -> usize {
+        micro_steps(&self.planned)
+    }
+
+    /// The time of the run.
+    pub fn time(&self, device: &Device) -> Result<RunTime, PlanError> {
+        RunTime::of_step(&self.planned, &self.timeline, device, 0)
+    }
+}
+
+fn micro_steps(planned: &Planned) -> usize {
+    planned.spec.micro_steps(planned.resolved.config.train.batch_size)
+}

@@ -1,0 +1,198 @@
+//! The modes of `parallel.shard` for a run, beside each other: what a rank needs and sends, and the time of a
+//! step.
+
+mod candidate;
+#[cfg(test)]
+mod page;
+
+pub use candidate::Candidate;
+
+use crate::choose::Choice;
+use crate::error::PlanError;
+use crate::estimate::{Device, Speed};
+use crate::planned::planned_for;
+use std::thread;
+use xtrain_config::{Resolved, Shard};
+use xtrain_step::member::Member;
+
+/// A step with one value of `parallel.shard` and one of `parallel.replicas`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mode {
+    /// The value of `parallel.shard`.
+    pub shard: Shard,
+    /// The value of `parallel.replicas`.
+    pub replicas: usize,
+    /// Sequences of a micro-batch.
+    pub micro_batch_size: usize,
+    /// Bytes that a rank needs.
+    pub needed_bytes: u64,
+    /// Bytes that a rank sends in each of several micro-steps.
+    pub micro_step_bytes: u64,
+    /// Bytes that it sends once in a step, in addition.
+    pub once_bytes: u64,
+    /// Estimated seconds of a step.
+    pub seconds: f64,
+    /// Seconds of them in which the rank only waits for communication.
+    pub exposed_seconds: f64,
+    /// MFU, if the peak of the device is known.
+    pub mfu: Option<f64>,
+    /// The settings that its file leaves open, chosen for this mode; `None` if it leaves none open.
+    pub chosen: Option<String>,
+}
+
+/// The values of `parallel.shard`, and their names in run files.
+pub const SHARDS: [(Shard, &str); 4] = [
+    (Shard::None, "none"),
+    (Shard::Optimizer, "optimizer"),
+    (Shard::Gradients, "gradients"),
+    (Shard::Weights, "weights"),
+];
+
+impl Mode {
+    /// The figures of a candidate.
+    pub fn of(candidate: &Candidate, device: &Device) -> Mode {
+        let Candidate { planned, choice, program, needed_bytes, timeline } = candidate;
+        let config = &planned.resolved.config;
+        let traffic = program.traffic(candidate.micro_steps());
+        let sent = |each: bool| traffic.iter().filter(|of| (of.times > 1) == each).map(|of| of.bytes).sum();
+        Mode {
+            shard: config.parallel.shard,
+            replicas: planned.spec.parallel.replicas,
+            micro_batch_size: planned.spec.batch.sequences,
+            needed_bytes: *needed_bytes,
+            micro_step_bytes: sent(true),
+            once_bytes: sent(false),
+            seconds: timeline.seconds(),
+            exposed_seconds: timeline.exposed_seconds(),
+            mfu: Speed::of(planned, timeline, device).mfu,
+            chosen: choice.as_ref().map(Choice::settings),
+        }
+    }
+
+    /// The name of the value of `parallel.shard` in run files.
+    pub fn name(&self) -> &'static str {
+        SHARDS.iter().find(|(shard, _)| *shard == self.shard).map_or("", |(_, name)| name)
+    }
+}
+
+/// All modes of the run `resolved` on `device`, in which open settings are chosen as the run would: those of
+/// `parallel.shard` with the replicas of the run; on several nodes also `"gradients"` and `"weights"` with a
+/// replica for each node.
+pub fn modes(resolved: &Resolved, member: Member, device: &Device) -> Result<Vec<Candidate>, PlanError> {
+    let own = SHARDS.map(|(shard, _)| (shard, resolved.config.parallel.replicas));
+    let nodes = device.network.nodes(member.world_size).filter(|nodes| *nodes != own[0].1);
+    let of_nodes = nodes.into_iter().flat_map(|n| [(Shard::Gradients, n), (Shard::Weights, n)]);
+    let kinds: Vec<_> = own.into_iter().chain(of_nodes).collect();
+    // Choosing settings of a large model takes a while.
+    thread::scope(|scope| {
+        let of = |&(shard, replicas): &(Shard, usize)| {
+            scope.spawn(move || candidate(resolved, member, device, shard, replicas))
+        };
+        let modes: Vec<_> = kinds.iter().map(of).collect();
+        modes
+            .into_iter()
+            .map(|mode| mode.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    })
+}
+
+fn candidate(
+    resolved: &Resolved,
+    member: Member,
+    device: &Device,
+    shard: Shard,
+    replicas: usize,
+) -> Result<Candidate, PlanError> {
+    let mut resolved = resolved.clone();
+    (resolved.config.parallel.shard, resolved.config.parallel.replicas) = (shard, replicas);
+    Candidate::of(planned_for(resolved, member)?, device)
+}
+
+/// The fastest of `modes` that needs at most `available` bytes; of equally fast ones the first.
+pub fn fastest(modes: &[Candidate], available: u64) -> Option<usize> {
+    let fits = |n: &usize| modes[*n].needed_bytes <= available;
+    let seconds = |n: &usize| modes[*n].timeline.seconds();
+    (0..modes.len()).filter(fits).min_by(|a, b| seconds(a).total_cmp(&seconds(b)))
+}
+
+/// The least number of replicas, each of `ranks` / replicas ranks, with which every rank holds units of every
+/// matrix, the one with the fewest of which has `fewest_units`. `None` if that is so without replicas.
+pub fn evening_replicas(ranks: usize, fewest_units: usize) -> Option<usize> {
+    let mut more = (2..=ranks).filter(|replicas| ranks.is_multiple_of(*replicas) && fewest_units < ranks);
+    more.find(|replicas| ranks / replicas <= fewest_units)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::planned::plan_alone;
+    use std::path::Path;
+    use xtrain_config::Config;
+    use xtrain_step::engine::Target;
+
+    const RUN: &str = "[model]\ndim = 256\nlayers = 4\nheads = 4\nvocab_size = 2000\n\
+                       [data]\ntrain = 'text'\ntokenizer = 'bytes'\nseq_len = 256\n\
+                       [train]\nsteps = 1\nbatch_size = 64\nmicro_batch_size = 1\nrecompute = 'none'\n\
+                       loss_chunk = 256\n[precision]\nrecipe = 'bf16'\n";
+
+    fn of(batch_size: usize, nic: f64) -> Vec<Mode> {
+        let set = format!("train.batch_size={batch_size}");
+        let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[set]).expect("a run file");
+        let member = Member::first_of(16);
+        let planned = plan_alone(&parsed, Target::Cuda, member).expect("a plan");
+        let mut device = Device::model("h100").expect("it is in the table");
+        device.network.nic = nic;
+        let found = modes(&planned.resolved, member, &device).expect("plans");
+        found.iter().map(|candidate| Mode::of(candidate, &device)).collect()
+    }
+
+    /// The name of the fastest of `modes` that needs at most `available` bytes.
+    fn fastest_of(modes: &[Mode], available: u64) -> Option<&'static str> {
+        let fitting = modes.iter().filter(|mode| mode.needed_bytes <= available);
+        fitting.min_by(|a, b| a.seconds.total_cmp(&b.seconds)).map(Mode::name)
+    }
+
+    #[test]
+    fn accumulation_is_cheap_where_gradients_are_sent_once() {
+        let accumulating = of(64, 1e9);
+        let [none, optimizer, gradients, weights, ..] = &accumulating[..] else { panic!("{accumulating:?}") };
+        assert_eq!([none.micro_step_bytes, optimizer.micro_step_bytes], [0, 0]);
+        assert!(weights.micro_step_bytes > gradients.micro_step_bytes && gradients.micro_step_bytes > 0);
+        assert!(optimizer.once_bytes < none.once_bytes, "copies in bf16 instead of sums in f32");
+        assert!(none.needed_bytes > optimizer.needed_bytes && optimizer.needed_bytes > weights.needed_bytes);
+        assert_eq!(fastest_of(&accumulating[..4], u64::MAX), Some("optimizer"));
+        // What fits decides.
+        assert_eq!(fastest_of(&accumulating[..4], gradients.needed_bytes), Some("gradients"));
+        assert_eq!(fastest_of(&accumulating, 0), None);
+    }
+
+    #[test]
+    fn a_replica_for_each_node_keeps_gathers_within_nodes() {
+        let modes = of(64, 1e9);
+        let found: Vec<_> = modes.iter().map(|mode| (mode.name(), mode.replicas)).collect();
+        let own = SHARDS.map(|(_, name)| (name, 1));
+        assert_eq!((&found[..4], &found[4..]), (&own[..], &[("gradients", 2), ("weights", 2)][..]));
+        let ([_, _, _, weights], [_, of_nodes]) = modes.split_at(4) else { panic!("{modes:?}") };
+        assert!(of_nodes.seconds < weights.seconds && of_nodes.needed_bytes > weights.needed_bytes);
+        assert!(of_nodes.once_bytes > weights.once_bytes, "sums of the other replica");
+    }
+
+    #[test]
+    fn a_step_without_accumulation_sends_everything_once() {
+        assert!(of(16, 50e9).iter().all(|mode| mode.micro_step_bytes == 0 && mode.once_bytes > 0));
+    }
+
+    #[test]
+    fn replicas_even_matrices_of_few_units() {
+        let replicas = |ranks| evening_replicas(ranks, 80);
+        assert_eq!([8, 80, 81, 160, 1024].map(replicas), [None, None, Some(3), Some(2), Some(16)]);
+        // A prime number of ranks leaves each rank all of the model.
+        assert_eq!((evening_replicas(7, 3), evening_replicas(7, 0)), (Some(7), None));
+    }
+
+    #[test]
+    fn open_settings_are_chosen_for_each_mode() {
+        let open = of(64, 50e9);
+        assert!(open.iter().all(|mode| mode.chosen.is_none()), "{open:?}");
+    }
+}

@@ -1,0 +1,355 @@
+//! The layout of a model over the ranks of a run: which rows of each parameter a rank has. All programs of a
+//! run use one layout, whatever they compute in.
+
+use crate::error::ProgramError;
+use crate::linear_gemms::weights_scaled_by_blocks;
+use crate::training_spec::TrainingSpec;
+use std::collections::HashMap;
+use std::ops::Range;
+use xtrain_model::{Architecture, Numerics};
+use xtrain_program::{Parallel, Program, Reduce, RowShard, Rows, StateKind, Storage, Value, cut};
+use xtrain_tensor::{Shape, TILE, TensorType};
+
+/// The most units of a parameter under sums for any world: squares of each unit are sent in every step.
+const ANY_WORLD_UNITS: usize = 256;
+
+/// The ranks of a run and the cut of each parameter.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    parallel: Parallel,
+    /// By name; empty if a single process sums as one.
+    cuts: HashMap<String, RowShard>,
+    /// Rows of a unit of each parameter, by name.
+    units: HashMap<String, usize>,
+}
+
+/// The rows of a parameter, or of the optimizer's state for it, that a rank has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldRows {
+    /// Rows of the parameter.
+    pub of: usize,
+    /// The rows that this rank has.
+    pub rows: Range<usize>,
+}
+
+/// The largest and the smallest part that a rank has of the parameters, and thereby of masters and the
+/// optimizer's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evenness {
+    /// Elements of the rank with the most.
+    pub fullest: usize,
+    /// Elements of the rank with the fewest.
+    pub emptiest: usize,
+}
+
+/// True if this rank saves a state value: rank 0 one that all ranks have, the first replica one that is cut.
+pub fn is_saved(is_cut: bool, parallel: &Parallel) -> bool {
+    if is_cut { parallel.replica() == 0 } else { parallel.rank == 0 }
+}
+
+impl Layout {
+    /// The layout of one process.
+    pub fn alone() -> Layout {
+        Layout { parallel: Parallel::ALONE, cuts: HashMap::new(), units: HashMap::new() }
+    }
+
+    /// The layout of a step's model.
+    pub fn of(spec: &TrainingSpec) -> Result<Layout, ProgramError> {
+        Layout::new(&spec.model, &spec.numerics(), spec.parallel)
+    }
+
+    /// Bytes of the state of `program` that a save copies to host memory on this rank.
+    pub fn copied_bytes(&self, program: &Program) -> usize {
+        let bytes = |value: &Value| match &value.storage {
+            Storage::State { kind, name, .. } if kind.is_saved() => {
+                let is_cut = self.held(*kind, name).is_some();
+                if is_saved(is_cut, &self.parallel) {
+                    self.held_type(*kind, name, value.ty).bytes()
+                } else {
+                    0
+                }
+            }
+            _ => 0,
+        };
+        program.values.iter().map(bytes).sum()
+    }
+
+    /// The layout of a model that trains in these formats.
+    ///
+    /// # Errors
+    /// More ranks than the largest parameter has units, or sums for any world that depend on it.
+    pub fn new(
+        model: &Architecture,
+        numerics: &Numerics,
+        parallel: Parallel,
+    ) -> Result<Layout, ProgramError> {
+        check(&parallel)?;
+        if parallel == Parallel::ALONE {
+            return Ok(Layout::alone());
+        }
+        let by_blocks = weights_scaled_by_blocks(model, numerics);
+        let mut parameters = model.parameters();
+        parameters.retain(|p| p.group.is_trained());
+        let rows = parameters.iter().map(|p| {
+            let unit = if by_blocks.contains(&p.name) { TILE } else { 1 };
+            let rows = p.shape[0];
+            let unit = match parallel.reduce {
+                Reduce::SameWorld | Reduce::Fast => unit,
+                Reduce::AnyWorld { .. } => rows.div_ceil(ANY_WORLD_UNITS).next_multiple_of(unit),
+            };
+            Rows { rows, row_elements: p.shape[1..].iter().product(), unit }
+        });
+        let rows: Vec<Rows> = rows.collect();
+        let most = rows.iter().zip(&parameters).max_by_key(|(rows, _)| rows.units());
+        if let Some((rows, largest)) = most.filter(|(rows, _)| rows.units() < parallel.shards()) {
+            let (units, each) = (rows.units(), if rows.unit == 1 { "row" } else { "rows" });
+            let replicas = divisors(parallel.world_size).find(|n| parallel.world_size / n <= units);
+            return Err(ProgramError::Refused(format!(
+                "{} ranks cannot share this model: its parameters are cut by rows in units, of which {} has the most, {units} of {} {each}; \
+                 use at most {units} ranks, parallel.replicas = {}, or a larger model",
+                parallel.shards(),
+                largest.name,
+                rows.unit,
+                replicas.unwrap_or(parallel.world_size)
+            )));
+        }
+        let names = || parameters.iter().map(|p| p.name.clone());
+        let units = names().zip(rows.iter().map(|rows| rows.unit)).collect();
+        Ok(Layout { parallel, cuts: names().zip(cut(&rows, parallel.shard_group())).collect(), units })
+    }
+
+    /// The ranks.
+    pub fn parallel(&self) -> &Parallel {
+        &self.parallel
+    }
+
+    /// The cut of each parameter, by name.
+    pub fn cuts(&self) -> &HashMap<String, RowShard> {
+        &self.cuts
+    }
+
+    /// Rows of a unit of a parameter.
+    pub fn unit_rows(&self, parameter: &str) -> usize {
+        self.units.get(parameter).copied().unwrap_or(1)
+    }
+
+    /// True if a rank has its rows of masters and of the optimizer's state alone.
+    pub fn cuts_state(&self) -> bool {
+        self.parallel.cuts_state()
+    }
+
+    /// True if a rank has its rows of what GEMMs read alone, so that each forward gathers weights.
+    pub fn cuts_weights(&self) -> bool {
+        self.parallel.cuts_weights()
+    }
+
+    /// The cut of a state value, if this rank has rows of it alone.
+    pub fn cut_of(&self, kind: StateKind, name: &str) -> Option<RowShard> {
+        let is_cut = match kind {
+            StateKind::Master | StateKind::Moment1 | StateKind::Moment2 => self.parallel.cuts_state(),
+            StateKind::Compute => self.parallel.cuts_weights(),
+            _ => false,
+        };
+        self.cuts.get(name).copied().filter(|_| is_cut)
+    }
+
+    /// The rows of a state value that this rank has, if it has a part of it alone.
+    pub fn held(&self, kind: StateKind, name: &str) -> Option<HeldRows> {
+        let cut = self.cut_of(kind, name)?;
+        Some(HeldRows { of: cut.rows, rows: cut.rows_of(self.parallel.rank) })
+    }
+
+    /// The type of the rows of a state value that this rank has, given the type with their padding.
+    pub fn held_type(&self, kind: StateKind, name: &str, ty: TensorType) -> TensorType {
+        let rows = |held: HeldRows| Shape::new(&[&[held.rows.len()], &ty.shape[1..]].concat());
+        self.held(kind, name).map_or(ty, |held| TensorType { shape: rows(held), ..ty })
+    }
+
+    /// The largest and the smallest part that a rank has of the parameters of `model`, if each has its rows
+    /// alone.
+    pub fn evenness(&self, model: &Architecture) -> Option<Evenness> {
+        if !self.cuts_state() {
+            return None;
+        }
+        let mut held = vec![0; self.parallel.world_size];
+        for p in model.parameters().into_iter().filter(|p| p.group.is_trained()) {
+            let (cut, row) = (self.cuts[&p.name], p.shape[1..].iter().product::<usize>());
+            held.iter_mut().enumerate().for_each(|(rank, held)| *held += cut.rows_of(rank).len() * row);
+        }
+        Some(Evenness { fullest: *held.iter().max()?, emptiest: *held.iter().min()? })
+    }
+
+    /// The matrix of `model` that is cut into the fewest units, and their number.
+    pub fn fewest_units(&self, model: &Architecture) -> Option<(String, usize)> {
+        let matrices = model.parameters().into_iter().filter(|p| p.shape.len() > 1);
+        let units = matrices.map(|p| (p.shape[0].div_ceil(self.unit_rows(&p.name)), p.name));
+        units.min_by_key(|(units, _)| *units).map(|(units, name)| (name, units))
+    }
+}
+
+/// The divisors of `n`, in order.
+fn divisors(n: usize) -> impl Iterator<Item = usize> {
+    (1..=n).filter(move |divisor| n.is_multiple_of(*divisor))
+}
+
+/// Refuses settings that contradict each other.
+fn check(parallel: &Parallel) -> Result<(), ProgramError> {
+    let Parallel { world_size, replicas, .. } = *parallel;
+    if replicas == 0 || !world_size.is_multiple_of(replicas) {
+        return Err(ProgramError::Refused(format!(
+            "{world_size} ranks cannot be divided into parallel.replicas = {replicas} groups of equal size"
+        )));
+    }
+    if parallel.reduce.is_any_world() && !world_size.is_power_of_two() {
+        return Err(ProgramError::Refused(format!(
+            "parallel.reduce = \"any-world\" adds gradients as a binary tree over ranks, whose number must be a power of two, not \
+             {world_size}; use another number of ranks, or leave the key out"
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xtrain_model::{Description, Family, Recipe, RopeScaling};
+    use xtrain_program::Shard;
+
+    fn model() -> Architecture {
+        let description = Description {
+            family: Family::QWEN3,
+            dim: 128,
+            layers: 2,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 32,
+            ffn_dim: 384,
+            mixture: None,
+            vocab_size: 1000,
+            max_position_embeddings: 64,
+            window: None,
+            attention_scale: None,
+            rope_theta: 1e4,
+            rope_scaling: RopeScaling::None,
+            norm_eps: 1e-6,
+            tie_embeddings: true,
+            qkv_bias: true,
+            qk_norm: true,
+        };
+        description.architecture().expect("a model")
+    }
+
+    fn of(world_size: usize, recipe: Recipe, reduce: Reduce) -> Result<Layout, ProgramError> {
+        let parallel = Parallel { world_size, shard: Shard::Optimizer, reduce, ..Parallel::ALONE };
+        Layout::new(&model(), &recipe.into(), parallel)
+    }
+
+    const ANY: Reduce = Reduce::AnyWorld { micro_steps: 4 };
+
+    #[test]
+    fn weights_that_are_scaled_by_blocks_are_cut_by_blocks() {
+        let units = |recipe| of(4, recipe, Reduce::SameWorld).expect("a layout").units;
+        let block = units(Recipe::Fp8Block);
+        assert_eq!(block["blocks.1.mlp.gate_up_proj.weight"], TILE);
+        assert_eq!([block["embed.weight"], block["norm.weight"]], [1, 1]);
+        assert!(units(Recipe::Fp8Row).values().all(|&unit| unit == 1));
+    }
+
+    #[test]
+    fn sums_for_any_world_have_the_same_few_units_in_every_world() {
+        let of_world = |n, recipe| of(n, recipe, ANY).expect("a layout");
+        for recipe in [Recipe::Fp32, Recipe::Fp8Block] {
+            let units = of_world(1, recipe).units;
+            for p in model().parameters() {
+                assert!(p.shape[0].div_ceil(units[&p.name]) <= ANY_WORLD_UNITS, "{}", p.name);
+            }
+            for n in [2, 8] {
+                let layout = of_world(n, recipe);
+                assert_eq!(layout.units, units);
+                assert!(layout.cuts.iter().all(|(name, cut)| cut.piece_rows.is_multiple_of(units[name])));
+            }
+        }
+    }
+
+    #[test]
+    fn worlds_that_do_not_fit_are_refused_with_those_that_would() {
+        let message = |layout: Result<Layout, ProgramError>| layout.err().map(|e| e.to_string());
+        assert_eq!(of(1000, Recipe::Fp32, Reduce::SameWorld).map(|_| ()).ok(), Some(()));
+        let refused = message(of(1001, Recipe::Fp32, Reduce::SameWorld)).expect("too many ranks");
+        assert!(
+            refused.contains("embed.weight has the most, 1000 of 1 row; use at most 1000 ranks"),
+            "{refused}"
+        );
+        let refused = message(of(512, Recipe::Fp32, ANY)).expect("too many ranks");
+        assert!(
+            refused.contains("gate_up_proj.weight has the most, 256 of 3 rows; use at most 256"),
+            "{refused}"
+        );
+        let refused = message(of(3, Recipe::Fp32, ANY)).expect("three ranks");
+        assert!(refused.contains("a power of two, not 3"), "{refused}");
+    }
+
+    #[test]
+    fn replicas_that_do_not_divide_the_ranks_are_refused() {
+        let of = |world_size, replicas| {
+            let parallel = Parallel { world_size, replicas, shard: Shard::Weights, ..Parallel::ALONE };
+            Layout::new(&model(), &Recipe::Fp32.into(), parallel).map(|_| ()).map_err(|e| e.to_string())
+        };
+        for replicas in [1, 2, 3, 6] {
+            assert_eq!(of(6, replicas), Ok(()));
+        }
+        for replicas in [4, 7, 0] {
+            let refused = of(6, replicas).expect_err("they do not divide");
+            assert!(refused.contains("6 ranks cannot be divided"), "{refused}");
+        }
+        // 1001 ranks are too many for the units of the largest parameter, 143 are not.
+        let refused = of(1001, 1).expect_err("too many ranks");
+        assert!(refused.contains("parallel.replicas = 7"), "{refused}");
+        assert_eq!(of(1001, 7), Ok(()));
+    }
+
+    #[test]
+    fn replicas_hold_equal_rows() {
+        let of_rank = |rank| {
+            let parallel =
+                Parallel { world_size: 6, replicas: 2, rank, shard: Shard::Optimizer, ..Parallel::ALONE };
+            Layout::new(&model(), &Recipe::Fp8Block.into(), parallel).expect("a layout")
+        };
+        for p in model().parameters() {
+            let rows = |rank| of_rank(rank).held(StateKind::Master, &p.name).expect("rows").rows;
+            let held: usize = (0..3).map(|rank| rows(rank).len()).sum();
+            assert_eq!(held, p.shape[0], "{}", p.name);
+            assert!((0..3).all(|rank| rows(rank) == rows(rank + 3)), "{}", p.name);
+        }
+    }
+
+    #[test]
+    fn every_row_is_held_by_one_rank_and_ranks_share_evenly() {
+        for (n, recipe, reduce) in [
+            (2, Recipe::Fp32, Reduce::SameWorld),
+            (3, Recipe::Fp8Block, Reduce::SameWorld),
+            (8, Recipe::Fp8Row, Reduce::SameWorld),
+            (4, Recipe::Fp8Block, ANY),
+        ] {
+            let of_rank = |rank| {
+                let parallel =
+                    Parallel { world_size: n, rank, shard: Shard::Optimizer, reduce, ..Parallel::ALONE };
+                Layout::new(&model(), &recipe.into(), parallel).expect("a layout")
+            };
+            let layouts: Vec<Layout> = (0..n).map(of_rank).collect();
+            let mut held = vec![0; n];
+            for p in model().parameters() {
+                let rows = |layout: &Layout| layout.held(StateKind::Moment1, &p.name).expect("rows").rows;
+                let mut all: Vec<usize> = layouts.iter().flat_map(rows).collect();
+                all.sort_unstable();
+                assert_eq!(all, (0..p.shape[0]).collect::<Vec<_>>(), "{}", p.name);
+                let row: usize = p.shape[1..].iter().product();
+                layouts.iter().zip(&mut held).for_each(|(layout, held)| *held += row * rows(layout).len());
+            }
+            assert_eq!(layouts[0].held(StateKind::Counter, "applied"), None);
+            let Evenness { fullest, emptiest } = layouts[0].evenness(&model()).expect("several ranks");
+            assert_eq!((Some(&fullest), Some(&emptiest)), (held.iter().max(), held.iter().min()));
+            assert!(emptiest as f64 > 0.75 * fullest as f64, "{n} ranks: {held:?} elements");
+        }
+    }
+}

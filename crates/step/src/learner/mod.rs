@@ -1,0 +1,300 @@
+//! A model in training: one optimizer step at a time.
+
+mod feed;
+mod saturation;
+
+pub use feed::{draws, feed};
+pub use saturation::Saturated;
+
+use crate::error::LearnError;
+use crate::layout::Layout;
+use crate::programs;
+use crate::spans::span;
+use crate::training_spec::TrainingSpec;
+use crate::update::update_io;
+use crate::weights::Weights;
+use saturation::StaticCasts;
+use std::ops::Range;
+use xtrain_data::Batch as TokenBatch;
+use xtrain_model::decoder::{ExpertSums, SumsOf, io};
+use xtrain_program::shard::MICRO_STEP;
+use xtrain_program::{Parallel, Reduce, RowShard, StateKind};
+use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, Ticket};
+
+/// Steps that may be in flight while the next one is prepared, so that a device is never idle.
+pub const IN_FLIGHT: usize = 2;
+
+/// Result of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepResult {
+    /// The mean cross-entropy of the step's targets, in nats.
+    pub loss: f64,
+    /// The global norm of the gradients before clipping.
+    pub grad_norm: f64,
+    /// True if a non-finite value turned the update into a no-op.
+    pub skipped: bool,
+    /// The sum of the cross-entropies of each source's targets, in nats; empty if the spec does not sum
+    /// losses by source.
+    pub source_losses: Vec<f64>,
+    /// The figures of each block with experts.
+    pub experts: Vec<ExpertSums>,
+    /// The tensors whose casts saturated, the same on all ranks; `None` if scales are not static.
+    pub saturated: Option<Vec<Saturated>>,
+    /// True if a rank has asked all to stop.
+    pub stopping: bool,
+}
+
+/// An optimizer step to launch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// Number of the attempted step, from 0. Dropout's random numbers depend on it.
+    pub number: u64,
+    /// The learning rate.
+    pub lr: f64,
+    /// Targets of the whole global batch that are not ignored.
+    pub valid_targets: usize,
+    /// Micro-batches of each rank.
+    pub micro_steps: usize,
+}
+
+/// A model in training.
+pub struct Learner {
+    weights: Weights,
+    spec: TrainingSpec,
+    train: ProgramId,
+    reference: Option<ReferencePrograms>,
+    /// The program that steps run at present.
+    current: ProgramId,
+    /// The casts of `train` with static scales.
+    static_casts: StaticCasts,
+    seed: u64,
+    /// True if this rank asks all to stop.
+    asks_to_stop: bool,
+}
+
+/// The step in bf16 over the same state.
+#[derive(Clone, Copy)]
+struct ReferencePrograms {
+    train: ProgramId,
+    /// Refreshes the copies of masters that the step reads.
+    refresh: ProgramId,
+}
+
+impl Learner {
+    /// Loads the training program of `spec` into `engine`. All state is zero until the weights are
+    /// initialised or read. `seed` is the seed of dropout.
+    pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
+        let (program, layout) = (programs::training(&spec)?, Layout::of(&spec)?);
+        let static_casts = StaticCasts::of(&program);
+        let refresh = programs::refresh(&program)?;
+        let mut weights =
+            Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics(), layout)?;
+        let train = weights.load(program)?;
+        let reference = match programs::reference(&spec)? {
+            None => None,
+            Some(program) => {
+                let refresh = weights.load(programs::refresh(&program)?)?;
+                Some(ReferencePrograms { train: weights.load(program)?, refresh })
+            }
+        };
+        let current = train;
+        Ok(Learner { weights, spec, train, reference, current, static_casts, seed, asks_to_stop: false })
+    }
+
+    /// Asks all ranks to stop: results of the steps that are launched from now on say so on every rank. A
+    /// process that trains alone needs to ask no one, and its results do not say it.
+    pub fn ask_to_stop(&mut self) {
+        self.asks_to_stop = true;
+    }
+
+    /// Runs the following steps in bf16, from the current masters. Does nothing if the spec has no reference.
+    pub fn begin_reference(&mut self) -> Result<(), LearnError> {
+        let Some(ReferencePrograms { train, refresh }) = self.reference else { return Ok(()) };
+        self.weights.engine().run(refresh, Part::Whole)?;
+        self.current = train;
+        Ok(())
+    }
+
+    /// Runs the following steps in the recipe again, from the current masters.
+    pub fn end_reference(&mut self) -> Result<(), LearnError> {
+        self.current = self.train;
+        self.weights.refresh()
+    }
+
+    /// The specification of the training step.
+    pub fn spec(&self) -> &TrainingSpec {
+        &self.spec
+    }
+
+    /// The training program.
+    pub fn program(&self) -> ProgramId {
+        self.train
+    }
+
+    /// The weights, for evaluation and generation, reading and writing.
+    pub fn weights(&mut self) -> &mut Weights {
+        &mut self.weights
+    }
+
+    /// Bytes that the engine holds.
+    pub fn memory_bytes(&self) -> usize {
+        self.weights.memory_bytes()
+    }
+
+    /// The state in a checkpoint: masters, moments, counters. Gradients and compute copies are derived from
+    /// it. Of a value that ranks share, an entry has the rows of this rank, without padding; [`Layout::held`]
+    /// says which they are.
+    pub fn saved_state(&mut self) -> Vec<StateEntry> {
+        let entries = self.weights.engine().state_entries().into_iter().filter(|entry| entry.kind.is_saved());
+        let layout = self.weights.layout();
+        entries
+            .map(|entry| StateEntry { ty: layout.held_type(entry.kind, &entry.name, entry.ty), ..entry })
+            .collect()
+    }
+
+    /// The layout of the model over ranks.
+    pub fn layout(&self) -> &Layout {
+        self.weights.layout()
+    }
+
+    /// The bytes of a state value, or of the rows of this rank.
+    pub fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, LearnError> {
+        let mut bytes = self.weights.engine().read_state(kind, name)?;
+        bytes.truncate(self.without_padding(kind, name, bytes.len()));
+        Ok(bytes)
+    }
+
+    /// A part of the bytes of a state value, without padding.
+    pub fn read_state_part(&mut self, entry: &StateEntry, part: Range<usize>) -> Result<Vec<u8>, LearnError> {
+        let held = self.without_padding(entry.kind, &entry.name, entry.ty.bytes());
+        let part = part.start.min(held)..part.end.min(held);
+        Ok(self.weights.engine().read_state_part(entry.kind, &entry.name, part)?)
+    }
+
+    /// Bytes of a state value without the padding after this rank's rows, given those with it.
+    fn without_padding(&self, kind: StateKind, name: &str, bytes: usize) -> usize {
+        let layout = self.layout();
+        let rows = |cut: RowShard| cut.rows_of(layout.parallel().rank).len();
+        layout.cut_of(kind, name).map_or(bytes, |cut| bytes / cut.piece_rows * rows(cut))
+    }
+
+    /// Copies state values, or their first rows, each into the slice of the same index.
+    pub fn copy_state(
+        &mut self,
+        entries: &[StateEntry],
+        targets: &mut [&mut [u8]],
+    ) -> Result<(), LearnError> {
+        Ok(self.weights.engine().copy_state(entries, targets)?)
+    }
+
+    /// Overwrites a state value, or the rows of this rank. Refresh the weights after writing masters.
+    pub fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), LearnError> {
+        self.weights.write_rows(kind, name, bytes)
+    }
+
+    /// Runs a whole step of these micro-batches and waits for its result.
+    pub fn step(&mut self, number: u64, lr: f64, batches: &[TokenBatch]) -> Result<StepResult, LearnError> {
+        let valid_targets = batches.iter().map(|b| b.valid_targets).sum();
+        let step = Step { number, lr, valid_targets, micro_steps: batches.len() };
+        for (n, batch) in batches.iter().enumerate() {
+            self.micro_step(&step, n, batch)?;
+        }
+        let ticket = self.fetch()?;
+        self.collect(ticket)
+    }
+
+    /// Sets the source of each sequence of the micro-batch that is launched next. Does nothing if the spec
+    /// does not sum losses by source.
+    pub fn name_sources(&mut self, sources: &[usize]) -> Result<(), LearnError> {
+        if self.spec.loss.sources == 0 {
+            return Ok(());
+        }
+        let of_tokens = |&source: &usize| std::iter::repeat_n(source as i32, self.spec.batch.seq_len);
+        let tokens: Vec<i32> = sources.iter().flat_map(of_tokens).collect();
+        let train = self.current;
+        Ok(self.weights.engine().write_input(train, io::SOURCES, bytemuck::cast_slice(&tokens))?)
+    }
+
+    /// Launches the `n`-th of this rank's micro-batches of `step`, and after the last one the update. It is
+    /// micro-batch `n * world_size + rank` of the step.
+    pub fn micro_step(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
+        let _micro_step = span("micro-step");
+        let (engine, train) = (self.weights.engine(), self.current);
+        let inputs = span("write inputs");
+        feed(engine, train, batch, self.spec.document_mask, step.valid_targets)?;
+        if self.spec.dropout > 0.0 {
+            let Parallel { world_size, rank, .. } = self.spec.parallel;
+            let draws = draws(&self.spec, self.seed, step.number, n * world_size + rank);
+            engine.write_input(train, io::RNG, bytemuck::cast_slice(&draws))?;
+        }
+        if let Reduce::AnyWorld { micro_steps } = self.spec.parallel.reduce {
+            assert_eq!(step.micro_steps, micro_steps, "the program adds the micro-steps that its spec says");
+            engine.write_input(train, MICRO_STEP, bytemuck::bytes_of(&(n as u32)))?;
+        }
+        let last = n + 1 == step.micro_steps;
+        if last {
+            engine.write_input(train, update_io::LR, bytemuck::bytes_of(&(step.lr as f32)))?;
+            if self.spec.has_totals() {
+                let asks = u32::from(self.asks_to_stop);
+                engine.write_input(train, update_io::STOP, bytemuck::bytes_of(&asks))?;
+            }
+        }
+        drop(inputs);
+        let launch = span("launch");
+        match (n, last) {
+            (0, true) => return Ok(engine.run(train, Part::Whole)?),
+            (0, false) => engine.run(train, Part::First)?,
+            (_, false) => engine.run(train, Part::Next)?,
+            (_, true) => engine.run(train, Part::Last)?,
+        }
+        drop(launch);
+        if last {
+            let _update = span("update");
+            engine.run(train, Part::Update)?;
+        }
+        Ok(())
+    }
+
+    /// Starts the transfer of the latest launched step's result, without waiting for it.
+    pub fn fetch(&mut self) -> Result<Ticket, LearnError> {
+        let _fetch = span("fetch");
+        Ok(self.weights.engine().fetch(self.current)?)
+    }
+
+    /// True if the result of a step has arrived.
+    pub fn is_ready(&mut self, ticket: &Ticket) -> Result<bool, LearnError> {
+        Ok(self.weights.engine().is_ready(ticket)?)
+    }
+
+    /// Waits for the result of a step.
+    pub fn collect(&mut self, ticket: Ticket) -> Result<StepResult, LearnError> {
+        let _collect = span("collect");
+        let outputs = self.weights.engine().collect(ticket)?;
+        let number = |name: &str| -> Result<f64, EngineError> {
+            Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(name)?).into())
+        };
+        let (loss, sums) = match self.spec.has_totals() {
+            true => (update_io::TOTAL_LOSS, update_io::TOTAL_SUMS),
+            false => (io::LOSS, io::SUMS),
+        };
+        let (loss, grad_norm) = (number(loss)?, number(update_io::GRAD_NORM)?);
+        let flag =
+            |name: &str| -> Result<bool, EngineError> { Ok(outputs.get(name)?.iter().any(|&b| b != 0)) };
+        let skipped = flag(update_io::SKIPPED)?;
+        let stopping = self.spec.has_totals() && flag(update_io::STOPPING)?;
+        let sums_of = SumsOf::loss(&self.spec.model, &self.spec.loss);
+        let numbers: Vec<f32> = match sums_of.pairs() {
+            0 => Vec::new(),
+            _ => bytemuck::pod_collect_to_vec(outputs.get(sums)?),
+        };
+        let (sources, experts) = sums_of.split(&numbers);
+        // The second of each pair is the cross-entropy.
+        let source_losses = sources.into_iter().map(|[_, sum]| f64::from(sum)).collect();
+        let amaxes: Option<Vec<f32>> = match self.static_casts.is_empty() || self.current != self.train {
+            true => None,
+            false => Some(bytemuck::pod_collect_to_vec(outputs.get(update_io::AMAXES)?)),
+        };
+        let saturated = amaxes.map(|amaxes| self.static_casts.saturated(&amaxes));
+        Ok(StepResult { loss, grad_norm, skipped, stopping, source_losses, experts, saturated })
+    }
+}

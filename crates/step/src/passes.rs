@@ -1,0 +1,257 @@
+//! The pipeline: the passes that turn a traced model into the program that an engine runs, in their order.
+//!
+//! `xtrain plan --dump-after PASS` prints the program of a training step after any of them. A pass without
+//! work in a program returns it unchanged. [`crate::programs`] traces the programs.
+
+use crate::error::ProgramError;
+use crate::layout::Layout;
+use crate::training_spec::TrainingSpec;
+use crate::update;
+use xtrain_model::Numerics;
+use xtrain_model::decoder::io;
+use xtrain_ops::{PassSet, rewrites};
+use xtrain_program::backward::backward as differentiate;
+use xtrain_program::{
+    Origin, Program, Root, Stage, StaticScale, fuse as rewriting, measure_casts, narrow as narrowing,
+    precision, quantize, recompute, refresh, save_fp8, shard,
+};
+
+/// A pass of the [`PIPELINE`].
+pub struct Pass {
+    /// Its name, as `--dump-after` takes it.
+    pub name: &'static str,
+    /// The passes that must have run before.
+    pub needs: &'static [&'static str],
+    /// The property of the program that it establishes.
+    pub guarantees: &'static str,
+    /// The methods of [`Op`](xtrain_program::Op) that it calls.
+    pub calls: &'static [&'static str],
+    run: fn(Program, &Setting<'_>) -> Result<Program, ProgramError>,
+}
+
+/// All passes, in the order in which they run.
+pub const PIPELINE: &[Pass] = &[
+    Pass {
+        name: "precision",
+        needs: &[],
+        guarantees: "activations have the compute type, and GEMMs read copies of parameters in it",
+        calls: &["infer", "operand"],
+        run: |program, setting| Ok(precision::apply(program, setting.numerics.recipe.precision())?),
+    },
+    Pass {
+        name: "backward",
+        needs: &["precision"],
+        guarantees: "every parameter has a gradient, which accumulates over micro-steps",
+        calls: &["infer", "accumulates"],
+        run: backward,
+    },
+    Pass {
+        name: "measure_casts",
+        needs: &["backward"],
+        guarantees: "for `xtrain inspect`: every operand of a linear layer's GEMM is cast and compared with its cast",
+        calls: &["infer", "gemms"],
+        run: |program, setting| match setting.measured() {
+            Some(formats) => {
+                let casts = |origin: &Origin, gemm| formats.measured(origin, gemm);
+                let scales = formats.static_scale();
+                let scales = scales.as_ref().map(|of| of as StaticScale<'_>);
+                Ok(measure_casts::apply(program, &PassSet, &casts, scales)?)
+            }
+            None => Ok(program),
+        },
+    },
+    Pass {
+        name: "save_fp8",
+        needs: &["backward"],
+        guarantees: "inputs that the recipe saves in fewer bits are restored where the backward reads them",
+        calls: &["infer", "is_cheap", "gemms"],
+        run: |program, setting| {
+            let choose =
+                |candidate: save_fp8::Candidate<'_>| setting.numerics.saved_input(candidate, setting.layers);
+            Ok(save_fp8::apply(program, &PassSet, &choose)?)
+        },
+    },
+    Pass {
+        name: "quantize",
+        needs: &["save_fp8"],
+        guarantees: "the GEMMs that the recipe names run on FP8 operands, each value cast once for each layout",
+        calls: &["infer", "gemms"],
+        run: |program, setting| {
+            let choose = |candidate: quantize::Candidate<'_>| {
+                setting.numerics.scaled_gemm(candidate, setting.layers).ok()
+            };
+            let scales = setting.numerics.static_scale();
+            let scales = scales.as_ref().map(|of| of as StaticScale<'_>);
+            Ok(quantize::apply(program, &PassSet, &choose, scales)?)
+        },
+    },
+    Pass {
+        name: "recompute",
+        needs: &["quantize"],
+        guarantees: "the backward reads only forward values that the policy saves, and recomputes the others",
+        calls: &["infer", "is_cheap", "rebuild"],
+        run: |program, setting| match setting.step {
+            Some(Step { spec, .. }) => Ok(recompute::apply(program, spec.recompute, spec.recompute_blocks)?),
+            None => Ok(program),
+        },
+    },
+    Pass {
+        name: "narrow",
+        needs: &["recompute"],
+        guarantees: "forward casts write only the layouts that something reads",
+        calls: &["rebuild"],
+        run: |program, _| Ok(narrowing::apply(program)),
+    },
+    Pass {
+        name: "shard",
+        needs: &["narrow"],
+        guarantees: "gradients are summed over ranks, and a rank has its rows of cut state",
+        calls: &["infer", "gathers_apart"],
+        run: |program, setting| {
+            let (layout, updates) = (setting.layout, setting.update().is_some());
+            Ok(shard::apply(program, layout.parallel(), layout.cuts(), updates, &PassSet)?)
+        },
+    },
+    Pass {
+        name: "update",
+        needs: &["shard"],
+        guarantees: "after the last micro-step: next scales, gradient norm, clipping, the optimizer",
+        calls: &["infer", "accumulates"],
+        run: |program, setting| match setting.update() {
+            Some(spec) => Ok(update::append(program, spec, setting.layout)?),
+            None => Ok(program),
+        },
+    },
+    Pass {
+        name: "refresh",
+        needs: &["update"],
+        guarantees: "copies of parameters are gathered, and cast to FP8 from the new masters",
+        calls: &["infer"],
+        run: |program, setting| match setting.update() {
+            Some(_) => Ok(refresh::apply(program, Stage::Update, &PassSet)?),
+            None => Ok(program),
+        },
+    },
+    Pass {
+        name: "fuse",
+        needs: &["refresh"],
+        guarantees: "pairs of ops that match a rewrite are fused, or share common work",
+        calls: &["infer"],
+        run: |program, setting| {
+            let wanted = rewrites::ALL.iter().filter(|rewrite| setting.wants(rewrite.name));
+            Ok(rewriting::apply(program, wanted)?)
+        },
+    },
+];
+
+/// The purpose of a program, which decides how passes treat it.
+pub struct Setting<'a> {
+    numerics: &'a Numerics,
+    /// Blocks of the model.
+    layers: usize,
+    layout: &'a Layout,
+    step: Option<Step<'a>>,
+}
+
+/// A training step, or a part of one.
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    spec: &'a TrainingSpec,
+    /// The formats whose casts are measured.
+    measured: Option<&'a Numerics>,
+    /// True if it ends with the update.
+    updates: bool,
+}
+
+impl<'a> Setting<'a> {
+    /// Evaluation and generation: a forward alone.
+    pub fn forward(numerics: &'a Numerics, layers: usize, layout: &'a Layout) -> Self {
+        Setting { numerics, layers, layout, step: None }
+    }
+
+    /// A training step in the formats `numerics` of its own.
+    pub fn training(spec: &'a TrainingSpec, numerics: &'a Numerics, layout: &'a Layout) -> Self {
+        let step = Some(Step { spec, measured: None, updates: true });
+        Setting { numerics, layers: spec.model.layers.len(), layout, step }
+    }
+
+    /// Forward and backward of a training step, with casts measured if `measured` is given.
+    pub fn differentiation(
+        spec: &'a TrainingSpec,
+        numerics: &'a Numerics,
+        layout: &'a Layout,
+        measured: Option<&'a Numerics>,
+    ) -> Self {
+        let step = Some(Step { spec, measured, updates: false });
+        Setting { numerics, layers: spec.model.layers.len(), layout, step }
+    }
+
+    fn measured(&self) -> Option<&'a Numerics> {
+        self.step?.measured
+    }
+
+    fn update(&self) -> Option<&'a TrainingSpec> {
+        self.step.filter(|step| step.updates).map(|step| step.spec)
+    }
+
+    /// True if this rewrite is applied. Rewrites of casts are applied only where they make a step faster.
+    fn wants(&self, rewrite: &str) -> bool {
+        let is_fp8 = self.numerics.recipe.is_fp8();
+        match rewrite {
+            rewrites::REMATERIALISE => true,
+            // The gains were measured in whole training steps. Evaluation and generation have neither large
+            // sums to cast nor gradients.
+            rewrites::SUM_NORM_CAST | rewrites::AMAX => is_fp8 && self.update().is_some(),
+            _ => is_fp8,
+        }
+    }
+}
+
+/// Runs all passes on a traced program.
+pub fn run(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramError> {
+    PIPELINE.iter().try_fold(program, |program, pass| (pass.run)(program, setting))
+}
+
+/// Runs the passes up to and including the one of this name.
+pub fn run_to(program: Program, setting: &Setting<'_>, last: &str) -> Result<Program, ProgramError> {
+    let end = PIPELINE.iter().position(|pass| pass.name == last).map_or(PIPELINE.len(), |at| at + 1);
+    PIPELINE[..end].iter().try_fold(program, |program, pass| (pass.run)(program, setting))
+}
+
+/// Runs the passes after the one of this name.
+pub fn run_after(program: Program, setting: &Setting<'_>, first: &str) -> Result<Program, ProgramError> {
+    let start = PIPELINE.iter().position(|pass| pass.name == first).map_or(0, |at| at + 1);
+    PIPELINE[start..].iter().try_fold(program, |program, pass| (pass.run)(program, setting))
+}
+
+fn backward(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramError> {
+    if setting.step.is_none() {
+        return Ok(program);
+    }
+    let of_routers = (0..setting.layers).map(io::router_objective);
+    let names = std::iter::once(io::OBJECTIVE.to_owned()).chain(of_routers);
+    let roots: Vec<Root> =
+        names.filter_map(|name| Some(Root { value: program.output(&name)?, grad: None })).collect();
+    match &roots[..] {
+        [] => Ok(program),
+        roots => Ok(differentiate(program, roots, &[], &PassSet)?.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pass_comes_after_those_that_it_needs() {
+        for (n, pass) in PIPELINE.iter().enumerate() {
+            for needed in pass.needs {
+                assert!(
+                    PIPELINE[..n].iter().any(|earlier| earlier.name == *needed),
+                    "{} {needed}",
+                    pass.name
+                );
+            }
+        }
+    }
+}

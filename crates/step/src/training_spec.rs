@@ -1,0 +1,81 @@
+//! The description of a training step: everything that determines its program.
+
+use xtrain_model::decoder::{Batch, Loss};
+use xtrain_model::optimizer::Optimizer;
+use xtrain_model::{Architecture, FixedRouting, Fp8Overrides, Numerics, Recipe};
+use xtrain_program::{Parallel, Recompute, Reduce};
+
+/// The description of a training program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainingSpec {
+    /// The model.
+    pub model: Architecture,
+    /// The precision recipe.
+    pub recipe: Recipe,
+    /// Overrides of an FP8 recipe.
+    pub fp8: Fp8Overrides,
+    /// The micro-batch.
+    pub batch: Batch,
+    /// True if attention stays within documents.
+    pub document_mask: bool,
+    /// True if attention's gradients must have equal bits in every run.
+    pub attention_deterministic: bool,
+    /// Chunking, z-loss and the balancing of experts.
+    pub loss: Loss,
+    /// A fixed routing for benchmarks. Routers still run; their choice is not used.
+    pub fixed_routing: Option<FixedRouting>,
+    /// Share of activations dropped after the embedding and after each half-block; 0 drops none.
+    pub dropout: f32,
+    /// The forward values that the backward recomputes instead of saving them.
+    pub recompute: Recompute,
+    /// Number of blocks, from the first on, that recompute; all if absent.
+    pub recompute_blocks: Option<usize>,
+    /// The gradient norm above which gradients are scaled down; 0 leaves them.
+    pub max_grad_norm: f64,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// The ranks that train the model, and how they share the work.
+    pub parallel: Parallel,
+    /// True if the program of a bf16 step exists too, for reference segments.
+    pub reference: bool,
+}
+
+impl TrainingSpec {
+    /// The formats of the computation.
+    pub fn numerics(&self) -> Numerics {
+        Numerics { recipe: self.recipe, fp8: self.fp8.clone() }
+    }
+
+    /// True if norm and losses of a step are totals of several ranks, or added so that any number of ranks
+    /// has them.
+    pub fn has_totals(&self) -> bool {
+        self.parallel.world_size > 1 || self.parallel.reduce.is_any_world()
+    }
+
+    /// Micro-batches of a rank in a step of `batch_size` sequences.
+    pub fn micro_steps(&self, batch_size: usize) -> usize {
+        batch_size / self.batch.sequences / self.parallel.world_size
+    }
+
+    /// This step with micro-batches of other sizes.
+    pub fn with_micro_batches(&self, sequences: usize, batch_size: usize) -> TrainingSpec {
+        let mut spec = self.clone();
+        spec.batch.sequences = sequences;
+        if let Reduce::AnyWorld { .. } = spec.parallel.reduce {
+            spec.parallel.reduce = Reduce::AnyWorld { micro_steps: spec.micro_steps(batch_size).max(1) };
+        }
+        spec
+    }
+
+    /// This step in other formats.
+    pub fn computed_in(&self, numerics: impl Into<Numerics>) -> TrainingSpec {
+        let Numerics { recipe, fp8 } = numerics.into();
+        TrainingSpec { recipe, fp8, ..self.clone() }
+    }
+
+    /// The step of reference segments, if any: this step in bf16, in the layout of this step.
+    pub fn in_reference(&self) -> Option<TrainingSpec> {
+        let bf16 = || TrainingSpec { reference: false, ..self.computed_in(Recipe::Bf16) };
+        self.reference.then(bf16)
+    }
+}

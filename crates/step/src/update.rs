@@ -1,0 +1,297 @@
+//! The update at the end of a training step: next scales, gradient norm, clipping, the optimizer.
+
+use crate::layout::Layout;
+use crate::training_spec::TrainingSpec;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use xtrain_model::decoder::{SumsOf, io};
+use xtrain_model::optimizer::{Controls, Updated};
+use xtrain_model::{Architecture, DelayedScales, ParameterGroup, ParameterSpec};
+use xtrain_ops::balance_bias::BalanceBias;
+use xtrain_ops::clip::Clip;
+use xtrain_ops::collective::AllGather;
+use xtrain_ops::delayed_scaling::{DelayedScaling, DelayedTensor};
+use xtrain_ops::grad_norm::{GradNorm, SquaredNorm};
+use xtrain_ops::rank_amaxes::{MaxAmaxes, RankAmaxes};
+use xtrain_ops::step_losses::RecordLosses;
+use xtrain_ops::step_totals::{PieceUnits, RankWords, Squares, StepTotals};
+use xtrain_ops::unit_norm::{UnitSquaredNorm, UnitSquares};
+use xtrain_program::quantize;
+use xtrain_program::shard::MICRO_STEP;
+use xtrain_program::{
+    Delayed, Parallel, Parameter, Program, Reduce, Role, Stage, StateKind, TraceError, Tracer, ValueId,
+    WriteMode,
+};
+use xtrain_tensor::{DType, Shape, TensorType};
+
+/// Names of the inputs and outputs that the update adds to [`xtrain_model::decoder::io`].
+pub mod update_io {
+    /// `f32[]`: the learning rate.
+    pub const LR: &str = "lr";
+    /// `f32[]`: the global L2 norm of the gradients before clipping.
+    pub const GRAD_NORM: &str = "grad_norm";
+    /// `u32[]`: 1 if the step was not finite and the update therefore did nothing.
+    pub const SKIPPED: &str = "skipped";
+    /// The counter of applied updates.
+    pub const APPLIED: &str = "applied";
+    /// `f32[]`, with several ranks or sums for any world: the sum over ranks of
+    /// [`xtrain_model::decoder::io::LOSS`].
+    pub const TOTAL_LOSS: &str = "total_loss";
+    /// `f32[n, 2]`, likewise: the sum over ranks of [`xtrain_model::decoder::io::SUMS`], if there are any.
+    pub const TOTAL_SUMS: &str = "total_sums";
+    /// `u32[]`, an input, likewise: not 0 if this rank wishes to end the run.
+    pub const STOP: &str = "stop";
+    /// `u32[]`, likewise: 1 if any rank wishes to end the run.
+    pub const STOPPING: &str = "stopping";
+    /// `f32[n]`, with static scales: the amax over all ranks of each of [`xtrain_program::Program::delayed`].
+    pub const AMAXES: &str = "amaxes";
+}
+
+/// Appends the op that computes the next step's scales from this step's amaxes; returns the largest amax.
+/// Parameters that are cast after the update use the new scales.
+fn next_scales(
+    t: &mut Tracer,
+    delayed: &[Delayed],
+    parameters: &[Parameter],
+    how: &DelayedScales,
+) -> Result<ValueId, TraceError> {
+    let rows = || parameters.iter().flat_map(|parameter| &parameter.quantized_rows);
+    let in_pieces: HashSet<ValueId> = rows().filter_map(|rows| Some(rows.delayed.as_ref()?.scale)).collect();
+    let (mut inputs, mut targets, mut tensors) = (Vec::new(), vec![None], Vec::new());
+    for tensor in delayed {
+        let ty = TensorType::new(DType::F32, [how.history]);
+        let history = t.state(StateKind::AmaxHistory, &tensor.name, ty);
+        inputs.extend([tensor.amax, history, tensor.scale]);
+        targets.extend([Some(history), Some(tensor.scale)]);
+        let in_pieces = in_pieces.contains(&tensor.scale);
+        tensors.push(DelayedTensor { format: tensor.format, pow2_scales: tensor.pow2_scales, in_pieces });
+    }
+    let op = DelayedScaling::new(tensors, how.margin, how.latest);
+    Ok(t.site("scales").emit_into(op, &inputs, &targets)?[0])
+}
+
+/// Appends the ops that replace the amaxes of this step with their maxima over ranks, by one gather.
+fn amaxes_of_all(t: &mut Tracer, delayed: &[Delayed], parallel: &Parallel) -> Result<(), TraceError> {
+    let amaxes: Vec<ValueId> = delayed.iter().map(|tensor| tensor.amax).collect();
+    let rows = rows_of_amaxes(t, &amaxes, parallel)?;
+    let targets: Vec<_> = amaxes.into_iter().map(Some).collect();
+    t.emit_into(MaxAmaxes { lengths: vec![1; delayed.len()] }, &[rows], &targets)?;
+    Ok(())
+}
+
+/// Appends the ops that output the amaxes of this step with static scales, over all ranks, for the host to
+/// compare with the scales; returns the largest.
+fn amaxes_to_host(t: &mut Tracer, delayed: &[Delayed], parallel: &Parallel) -> Result<ValueId, TraceError> {
+    let amaxes: Vec<ValueId> = delayed.iter().map(|tensor| tensor.amax).collect();
+    let rows = rows_of_amaxes(t, &amaxes, parallel)?;
+    let all = t.emit(MaxAmaxes { lengths: vec![amaxes.len()] }, &[rows])?[0];
+    t.output(update_io::AMAXES, all);
+    Ok(t.emit(MaxAmaxes { lengths: vec![1] }, &[all])?[0])
+}
+
+/// The row of `amaxes` of each rank.
+fn rows_of_amaxes(t: &mut Tracer, amaxes: &[ValueId], parallel: &Parallel) -> Result<ValueId, TraceError> {
+    let row = t.site("scales").emit(RankAmaxes, amaxes)?[0];
+    if parallel.world_size == 1 {
+        return Ok(row);
+    }
+    let gather = AllGather { rows: parallel.world_size * amaxes.len(), ..gather_of_rows(parallel) };
+    Ok(t.emit(gather, &[row])?[0])
+}
+
+/// Gathers one row of each rank, in their order.
+fn gather_of_rows(parallel: &Parallel) -> AllGather {
+    AllGather { group: parallel.world(), first: 0, rows: parallel.world_size }
+}
+
+/// Keeps the losses of each micro-step, so that they are added in the same order in any world.
+fn record_losses(
+    mut program: Program,
+    losses: &[ValueId],
+    micro_steps: usize,
+) -> Result<(Program, ValueId), TraceError> {
+    for output in program.instances.iter_mut().flat_map(|i| &mut i.outputs) {
+        if losses.contains(&output.value) {
+            output.mode = WriteMode::Assign;
+        }
+    }
+    let mut t = Tracer::new(program, Stage::Backward, Role::Reduce);
+    let micro_step = t.input(MICRO_STEP, TensorType::new(DType::U32, []));
+    let columns = losses.iter().map(|&loss| t.ty(loss).numel()).sum();
+    let kept = t.state(StateKind::Losses, io::LOSS, TensorType::new(DType::F32, [micro_steps, columns]));
+    // The loss and the objective, then those of sources, if any.
+    let (numbers, sources) = losses.split_at(2);
+    let inputs = [numbers, &[micro_step, kept], sources].concat();
+    t.site("losses").emit_into(RecordLosses, &inputs, &[Some(kept)])?;
+    Ok((t.finish(), kept))
+}
+
+/// The numbers of a step by which clipping decides.
+struct Decisive {
+    /// `f32[]`: the global gradient norm.
+    norm: ValueId,
+    /// `f32[]`: the objective.
+    objective: Option<ValueId>,
+    /// `f32[1]`: not finite if a value that was cast to FP8 is not.
+    amax: Option<ValueId>,
+    /// `f32[n, 2]`: [`io::SUMS`] of the step, if there are any.
+    sums: Option<ValueId>,
+}
+
+/// A gradient, and the parameter's name.
+type Gradient = (Arc<str>, ValueId);
+
+/// The numbers of the step, from the gradients and those of this rank: `losses` are its loss, its objective
+/// and the losses of its `sources`, or those of each of its micro-batches.
+fn decisive(
+    t: &mut Tracer,
+    gradients: &[Gradient],
+    losses: &[ValueId],
+    sources: usize,
+    amax: Option<ValueId>,
+    layout: &Layout,
+) -> Result<Decisive, TraceError> {
+    let parallel = layout.parallel();
+    t.site("grad_norm");
+    let values: Vec<ValueId> = gradients.iter().map(|(_, gradient)| *gradient).collect();
+    let (squares, squares_of) = squares(t, gradients, &values, layout)?;
+    let stop = t.input(update_io::STOP, TensorType::new(DType::U32, []));
+    let inputs: Vec<ValueId> =
+        [squares].into_iter().chain(losses.iter().copied()).chain([stop]).chain(amax).collect();
+    let mut words = t.emit(RankWords, &inputs)?[0];
+    if parallel.world_size > 1 {
+        words = t.emit(gather_of_rows(parallel), &[words])?[0];
+    }
+    let micro_batches = match parallel.reduce {
+        Reduce::SameWorld | Reduce::Fast => 1,
+        Reduce::AnyWorld { micro_steps } => micro_steps,
+    };
+    let totals = t.emit(StepTotals { squares: squares_of, micro_batches, sources }, &[words])?;
+    t.output(update_io::TOTAL_LOSS, totals[1]);
+    t.output(update_io::STOPPING, totals[4]);
+    let sums = totals.get(5).copied();
+    if let Some(sums) = sums {
+        t.output(update_io::TOTAL_SUMS, sums);
+    }
+    Ok(Decisive { norm: totals[0], objective: Some(totals[2]), amax: Some(totals[3]), sums })
+}
+
+/// The squares of the gradients that this rank has, and the order in which those of all ranks are added.
+fn squares(
+    t: &mut Tracer,
+    gradients: &[Gradient],
+    values: &[ValueId],
+    layout: &Layout,
+) -> Result<(ValueId, Squares), TraceError> {
+    let elements = |t: &Tracer, (name, gradient): &Gradient| {
+        layout.unit_rows(name) * t.ty(*gradient).shape[1..].iter().product::<usize>()
+    };
+    let unit_elements = || gradients.iter().map(|gradient| elements(t, gradient)).collect();
+    let is_any_world = layout.parallel().reduce.is_any_world();
+    let ranks = layout.parallel().shards();
+    Ok(match (is_any_world, layout.cuts_state()) {
+        (false, false) => (t.emit(SquaredNorm, values)?[0], Squares::Whole),
+        (false, true) => {
+            let pieces = vec![PieceUnits { first: 0, units: 1 }];
+            (t.emit(SquaredNorm, values)?[0], Squares::Pieces { ranks, pieces })
+        }
+        (true, false) => {
+            let norm = UnitSquaredNorm { unit_elements: unit_elements() };
+            (t.emit(norm, values)?[0], Squares::Whole)
+        }
+        (true, true) => {
+            let pieces = gradients.iter().map(|(name, _)| {
+                let cut = layout.cuts()[&**name];
+                PieceUnits { first: cut.first, units: cut.piece_rows / layout.unit_rows(name) }
+            });
+            let squares = UnitSquares { unit_elements: unit_elements() };
+            let pieces = Squares::Pieces { ranks, pieces: pieces.collect() };
+            (t.emit(squares, values)?[0], pieces)
+        }
+    })
+}
+
+/// Appends the update of the biases of routers, from the loads of the step.
+fn balance(
+    t: &mut Tracer,
+    model: &Architecture,
+    rate: f32,
+    skip: ValueId,
+    (sums, sums_of): (ValueId, &SumsOf),
+) -> Result<(), TraceError> {
+    let biases: Vec<ValueId> = model
+        .parameters()
+        .iter()
+        .filter(|p| p.group == ParameterGroup::RouterBias)
+        .map(|p| t.state(StateKind::Master, &p.name, TensorType::new(DType::F32, Shape::new(&p.shape))))
+        .collect();
+    let targets: Vec<_> = biases.iter().copied().map(Some).collect();
+    let inputs = [&[skip, sums], &biases[..]].concat();
+    t.site("balance").emit_into(BalanceBias::new(rate, sums_of.loads()), &inputs, &targets)?;
+    Ok(())
+}
+
+/// Appends the scales of the next step, gradient norm, clip and the optimizer's update.
+pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Result<Program, TraceError> {
+    let specs = spec.model.parameters();
+    let specs: HashMap<&str, &ParameterSpec> = specs.iter().map(|p| (p.name.as_str(), p)).collect();
+    let parameters = program.parameters.clone();
+    let parallel = layout.parallel();
+    let (objective, sums) = (program.output(io::OBJECTIVE), program.output(io::SUMS));
+    let outputs = [io::LOSS, io::OBJECTIVE, io::SUMS];
+    let mut losses: Vec<ValueId> = outputs.iter().filter_map(|name| program.output(name)).collect();
+    if let (Reduce::AnyWorld { micro_steps }, [_, _, ..]) = (parallel.reduce, &losses[..]) {
+        let kept;
+        (program, kept) = record_losses(program, &losses, micro_steps)?;
+        losses = vec![kept];
+    }
+    let mut amax = program.state(StateKind::Amax, quantize::AMAX);
+    let delayed = program.delayed.clone();
+    let mut t = Tracer::new(program, Stage::Update, Role::Update);
+    match (delayed.is_empty(), &spec.fp8.static_scales) {
+        (true, _) => {}
+        (false, Some(_)) => amax = Some(amaxes_to_host(&mut t, &delayed, parallel)?),
+        (false, None) => {
+            if parallel.world_size > 1 {
+                amaxes_of_all(&mut t, &delayed, parallel)?;
+            }
+            amax = Some(next_scales(&mut t, &delayed, &parameters, &spec.fp8.delayed)?);
+        }
+    }
+    let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
+    let gradients: Vec<Gradient> =
+        parameters.iter().filter_map(|p| Some((p.name.clone(), p.gradient?))).collect();
+    let sums_of = SumsOf::loss(&spec.model, &spec.loss);
+    let Decisive { norm, objective, amax, sums } = if spec.has_totals() {
+        decisive(&mut t, &gradients, &losses, sums_of.pairs(), amax, layout)?
+    } else {
+        let gradients: Vec<ValueId> = gradients.into_iter().map(|(_, gradient)| gradient).collect();
+        Decisive { norm: t.site("grad_norm").emit(GradNorm, &gradients)?[0], objective, amax, sums }
+    };
+    let applied = t.state(StateKind::Counter, update_io::APPLIED, TensorType::new(DType::U32, [1]));
+    let clip = Clip { max_norm: spec.max_grad_norm };
+    let mut inputs = vec![norm];
+    inputs.extend(objective);
+    inputs.push(applied);
+    inputs.extend(amax);
+    let decided = t.site("clip").emit_into(clip, &inputs, &[Some(applied)])?;
+    let (coefficient, skip) = (decided[1], decided[2]);
+    if let (Some(rate), Some(sums)) = (spec.loss.balancing.and_then(|balancing| balancing.bias_rate), sums) {
+        balance(&mut t, &spec.model, rate, skip, (sums, &sums_of))?;
+    }
+
+    // Every traced parameter is in the list, because tracing declares parameters from it.
+    let updated: Vec<_> = parameters
+        .iter()
+        .map(|parameter| {
+            let spec = specs[&*parameter.name];
+            let first_row = parameter.shard.map_or(0, |cut| cut.rows_of(parallel.rank).start);
+            let row: usize = spec.shape[1..].iter().product();
+            Updated { parameter, spec, first_element: (first_row * row) as u64 }
+        })
+        .collect();
+    spec.optimizer.trace(&mut t, &updated, Controls { lr, coefficient, applied, skip })?;
+    t.output(update_io::GRAD_NORM, norm);
+    t.output(update_io::SKIPPED, skip);
+    Ok(t.finish())
+}

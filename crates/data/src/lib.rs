@@ -26,8 +26,8 @@ pub mod tokenizer;
 pub use catch_panic::NO_REGEX_MEMORY;
 pub use error::{DataError, Result};
 pub use input::{
-    InputFile, InputOptions, Listing, Split, Take, TextField, has_documents, list, list_inputs,
-    matches_files, text_field,
+    InputFile, InputOptions, Listing, Split, Take, TextField, first_text, list, list_inputs, matches_files,
+    text_field,
 };
 pub use loader::{
     Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Mixture, MixtureSource,

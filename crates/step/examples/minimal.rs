@@ -33,11 +33,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let text = std::fs::read(&path).map_err(|error| format!("{path}: {error}"))?;
 
     let mut learner = new_learner()?;
-    train(&mut learner, &text, steps, &mut |step, loss| {
+    for step in 0..steps {
+        let loss = train_step(&mut learner, &text, step)?;
         if step % 10 == 0 || step + 1 == steps {
             println!("step {step:4}  loss {loss:.3}");
         }
-    })?;
+    }
     println!("{}", String::from_utf8_lossy(&generate(&mut learner, b"The ", 100)?));
     Ok(())
 }
@@ -107,19 +108,11 @@ fn spec(model: Architecture) -> TrainingSpec {
     }
 }
 
-/// Trains for so many steps of one micro-batch, and passes each step and its loss, in nats per byte, to `report`.
-pub fn train(
-    learner: &mut Learner,
-    text: &[u8],
-    steps: u64,
-    report: &mut dyn FnMut(u64, f64),
-) -> Result<(), Box<dyn Error>> {
-    for step in 0..steps {
-        // 10 steps of warmup, then a constant rate.
-        let lr = 3e-3 * ((step + 1) as f64 / 10.0).min(1.0);
-        report(step, learner.step(step, lr, &[batch(text, step)?])?.loss);
-    }
-    Ok(())
+/// Trains one step; returns its loss, in nats per byte.
+pub fn train_step(learner: &mut Learner, text: &[u8], step: u64) -> Result<f64, Box<dyn Error>> {
+    // 10 steps of warmup, then a constant rate.
+    let lr = 3e-3 * ((step + 1) as f64 / 10.0).min(1.0);
+    Ok(learner.step(step, lr, &[batch(text, step)?])?.loss)
 }
 
 /// Random pieces of the text. The target of a byte is the byte after it.

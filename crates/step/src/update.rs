@@ -231,6 +231,24 @@ fn balance(
     Ok(())
 }
 
+/// The largest magnitudes of the values that the step casts: for the host if scales are static, and those from
+/// which the scales of the next step follow if they are not.
+fn amaxes(
+    t: &mut Tracer,
+    spec: &TrainingSpec,
+    delayed: &[Delayed],
+    parameters: &[Parameter],
+    parallel: &Parallel,
+) -> Result<ValueId, TraceError> {
+    if spec.fp8.static_scales.is_some() {
+        return amaxes_to_host(t, delayed, parallel);
+    }
+    if parallel.world_size > 1 {
+        amaxes_of_all(t, delayed, parallel)?;
+    }
+    next_scales(t, delayed, parameters, &spec.fp8.delayed)
+}
+
 /// Appends the scales of the next step, gradient norm, clip and the optimizer's update.
 pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Result<Program, TraceError> {
     let specs = spec.model.parameters();
@@ -245,19 +263,11 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
         (program, kept) = record_losses(program, &losses, micro_steps)?;
         losses = vec![kept];
     }
-    let mut amax = program.state(StateKind::Amax, quantize::AMAX);
+    let amax = program.state(StateKind::Amax, quantize::AMAX);
     let delayed = program.delayed.clone();
     let mut t = Tracer::new(program, Stage::Update, Role::Update);
-    match (delayed.is_empty(), &spec.fp8.static_scales) {
-        (true, _) => {}
-        (false, Some(_)) => amax = Some(amaxes_to_host(&mut t, &delayed, parallel)?),
-        (false, None) => {
-            if parallel.world_size > 1 {
-                amaxes_of_all(&mut t, &delayed, parallel)?;
-            }
-            amax = Some(next_scales(&mut t, &delayed, &parameters, &spec.fp8.delayed)?);
-        }
-    }
+    let amax =
+        if delayed.is_empty() { amax } else { Some(amaxes(&mut t, spec, &delayed, &parameters, parallel)?) };
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
     let gradients: Vec<Gradient> =
         parameters.iter().filter_map(|p| Some((p.name.clone(), p.gradient?))).collect();

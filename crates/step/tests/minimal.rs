@@ -8,8 +8,8 @@ mod minimal;
 fn the_smallest_program_that_trains_learns_and_continues_a_text() {
     let text = include_bytes!("../../../ARCHITECTURE.md");
     let mut learner = minimal::new_learner().expect("a model");
-    let mut losses = Vec::new();
-    minimal::train(&mut learner, text, 20, &mut |_, loss| losses.push(loss)).expect("20 steps");
+    let losses: Vec<f64> =
+        (0..20).map(|step| minimal::train_step(&mut learner, text, step).expect("a step")).collect();
     assert!(losses[0] - losses[19] > 0.5, "{losses:?}");
     let text = minimal::generate(&mut learner, b"The ", 30).expect("a continuation");
     assert!(text.len() == 34 && text.starts_with(b"The "), "{text:?}");

@@ -78,3 +78,54 @@ fn the_quickstart_has_the_tokens_and_documents_of_the_snapshot() {
     let line = format!("\n{snapshot}: {tokens} tokens in {documents} documents, ");
     assert!(blocks("console")[0].contains(&line), "the README lacks {line}");
 }
+
+/// Lines of code in a file: without comments, empty lines, and tests at its end.
+fn lines_of_code(text: &str) -> usize {
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    code.lines().map(str::trim_start).filter(|line| !line.is_empty() && !line.starts_with("//")).count()
+}
+
+/// Lines of code of the files with this extension below a folder, without those of tests and samples.
+fn lines_below(folder: &Path, extension: &str) -> usize {
+    let is_test = |path: &Path| {
+        path.file_stem().is_some_and(|stem| stem == "tests" || stem == "samples" || stem == "check")
+    };
+    let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let paths = entries.map(|entry| entry.expect("an entry").path()).filter(|path| !is_test(path));
+    let lines = paths.map(|path| match path.extension() {
+        _ if path.is_dir() => lines_below(&path, extension),
+        Some(found) if found == extension => lines_of_code(&fs::read_to_string(&path).expect("text")),
+        _ => 0,
+    });
+    lines.sum()
+}
+
+#[test]
+fn the_readme_says_how_many_lines_a_step_and_an_op_have() {
+    let step: usize = ["tensor", "program", "model", "step"]
+        .map(|name| lines_below(&path(&format!("crates/{name}/src")), "rs"))
+        .iter()
+        .sum();
+    let ops = path("crates/ops/src");
+    let folders = fs::read_dir(&ops).expect("ops").map(|entry| entry.expect("an entry").path());
+    let folders: Vec<PathBuf> = folders.filter(|path| path.join("cpu.rs").is_file()).collect();
+    let median = |extension: &str| {
+        let mut lines: Vec<usize> = folders.iter().map(|folder| lines_below(folder, extension)).collect();
+        lines.sort_unstable();
+        lines[lines.len() / 2]
+    };
+    let (rust, cuda) = (median("rs"), median("cu"));
+    let said = format!(
+        "about {} lines of Rust for a training step (crates `tensor`, `program`, `model` and `step`)",
+        grouped((step as u64 + 250) / 500 * 500)
+    );
+    let of_ops = format!(
+        "each op is a folder, half of them of fewer than {} lines of Rust and {} of CUDA",
+        rust.div_ceil(50) * 50,
+        cuda.div_ceil(50) * 50
+    );
+    let readme = read("README.md").replace("\n  ", " ");
+    for text in [said, of_ops] {
+        assert!(readme.contains(&text), "the README lacks {text:?}: {step} lines, medians {rust} and {cuda}");
+    }
+}

@@ -8,6 +8,9 @@ use crate::tokenizer::CutRule;
 /// Number of rows whose texts are compared.
 const ROWS: usize = 16;
 
+/// Bytes of [`first_text`], at most.
+const FIRST_BYTES: usize = 64 << 10;
+
 /// The field of `.jsonl` lines or the column of a `.parquet` file that probably holds the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextField {
@@ -47,20 +50,27 @@ pub fn text_field(file: &InputFile) -> Result<Option<TextField>> {
     }
 }
 
-/// True if a file has documents. Its first rows are read as for training, with the text in `field`.
+/// The start of the text of the first rows of a file, which are read as for training, with the text in `field`;
+/// `None` if they have no documents.
 ///
 /// # Errors
 /// The file cannot be read, or no first row has text in the field.
-pub fn has_documents(file: &InputFile, field: &str) -> Result<bool> {
+pub fn first_text(file: &InputFile, field: &str) -> Result<Option<String>> {
     // A run says what to do about bad rows.
     let options =
         InputOptions { field: field.to_owned(), skip_bad_rows: ROWS as u64, ..InputOptions::default() };
-    let mut has_documents = false;
+    let mut text = None;
     // Blank lines, too, are read in pieces.
     for piece in read_documents(file, &options, CutRule::Anywhere)?.take(ROWS) {
-        has_documents |= !piece?.is_nothing();
+        let piece = piece?;
+        if piece.is_nothing() {
+            continue;
+        }
+        let text = text.get_or_insert_with(String::new);
+        let left = FIRST_BYTES.saturating_sub(text.len());
+        text.push_str(&piece.text[..piece.text.floor_char_boundary(left)]);
     }
-    Ok(has_documents)
+    Ok(text)
 }
 
 /// The fields of strings in the first lines, with the bytes of these; none if they are chats or pairs, unless

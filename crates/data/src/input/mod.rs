@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use bad_rows::BadRows;
-pub use fields::{TextField, has_documents, text_field};
+pub use fields::{TextField, first_text, text_field};
 pub use files::InputFile;
 pub use kinds::{Compression, Format};
 pub use listing::{Listing, Take, list, list_inputs, matches_files};

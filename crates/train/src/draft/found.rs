@@ -7,7 +7,8 @@ use crate::texts;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use xtrain_data::{
-    Dataset, InputFile, Listing, Split, Take, TextField, TokenStream, has_documents, shell_path, text_field,
+    Dataset, InputFile, Listing, Split, Take, TextField, TokenStream, Tokenizer, first_text, shell_path,
+    text_field,
 };
 use xtrain_model::hf::HfConfig;
 
@@ -50,7 +51,8 @@ const VOCABULARIES: [(u64, usize, f64); 6] = [
 /// Bytes without which a text has too few tokens for the shortest sequence.
 const LEAST_BYTES: u64 = 8;
 
-/// Mean bytes per token of English with a pre-trained model's vocabulary.
+/// Mean bytes per token of English with a pre-trained model's vocabulary, for a model whose tokenizer cannot be
+/// read.
 const BYTES_A_TOKEN: f64 = 4.4;
 
 impl Found {
@@ -63,7 +65,7 @@ impl Found {
             bpe_vocab_size: 4096,
             model: None,
         };
-        let mut texts = Vec::new();
+        let (mut texts, mut first_text) = (Vec::new(), String::new());
         for path in sources {
             let Some(folder) = model_folder(path)? else {
                 texts.push(path.as_path());
@@ -90,20 +92,22 @@ impl Found {
             let listing = list(path, Split::Train)?;
             texts::log(&listing);
             bytes += listing.files.iter().map(InputFile::estimated_text_bytes).sum::<u64>();
-            found.data.push(FoundData { path: name(path)?, text_field: chosen_field(&listing.files)? });
+            let FirstRows { text_field, text } = first_rows(&listing.files)?;
+            found.data.push(FoundData { path: name(path)?, text_field });
+            first_text.push_str(&text);
             // A folder or pattern with a validation split of its own is named twice.
             if !path.is_file()
                 && let Ok(of_valid) = list(path, Split::Validation)
                 && of_valid.is_split
                 && paths(&of_valid).is_disjoint(&paths(&listing))
             {
-                let field = chosen_field(&of_valid.files)?;
-                found.valid.push(FoundData { path: name(path)?, text_field: field });
+                let FirstRows { text_field, .. } = first_rows(&of_valid.files)?;
+                found.valid.push(FoundData { path: name(path)?, text_field });
             }
         }
         for path in valid {
-            let field = chosen_field(&list(path, Split::Validation)?.files)?;
-            found.valid.push(FoundData { path: name(path)?, text_field: field });
+            let FirstRows { text_field, .. } = first_rows(&list(path, Split::Validation)?.files)?;
+            found.valid.push(FoundData { path: name(path)?, text_field });
         }
         if !found.data.is_empty() && !found.has_shards && bytes < LEAST_BYTES {
             return Err(RunError::Refused(format!(
@@ -115,7 +119,10 @@ impl Found {
         let (size, learned_bytes) = learned.map_or((4096, 3.2), |(_, size, bytes)| (*size, *bytes));
         if !found.data.is_empty() {
             found.bpe_vocab_size = size;
-            let bytes_a_token = if found.model.is_some() { BYTES_A_TOKEN } else { learned_bytes };
+            let bytes_a_token = match &found.model {
+                Some((folder, _)) => bytes_a_token(Path::new(folder), &first_text),
+                None => learned_bytes,
+            };
             found.tokens = Some(shard_tokens + (bytes as f64 / bytes_a_token) as u64);
         }
         Ok(found)
@@ -152,21 +159,39 @@ fn paths(listing: &Listing) -> HashSet<&Path> {
 /// Number of files whose first rows are read.
 const READ_FILES: usize = 16;
 
-/// The field that holds the text of the first file that has fields; it is reported if it was chosen. The
-/// first files are read as for training, so that a run does not fail on their first rows.
-fn chosen_field(files: &[InputFile]) -> Result<Option<String>, RunError> {
-    let chosen = first_field(files)?;
-    let field = chosen.as_deref().unwrap_or("text");
-    let mut has_text = files.len() > READ_FILES;
+/// What the first rows of files say.
+struct FirstRows {
+    /// The field that holds the text of the first file that has fields.
+    text_field: Option<String>,
+    /// The start of the text of each file.
+    text: String,
+}
+
+/// Reads the first rows of files as for training, so that a run does not fail on them. Reports the field that
+/// holds the text if it was chosen among several.
+fn first_rows(files: &[InputFile]) -> Result<FirstRows, RunError> {
+    let text_field = first_field(files)?;
+    let field = text_field.as_deref().unwrap_or("text");
+    let mut texts = Vec::new();
     for file in files.iter().take(READ_FILES) {
-        has_text |= has_documents(file, field)?;
+        texts.extend(first_text(file, field)?);
     }
-    match (has_text, files) {
-        (false, [first, ..]) => Err(RunError::Refused(format!(
+    match files {
+        [first, ..] if texts.is_empty() && files.len() <= READ_FILES => Err(RunError::Refused(format!(
             "{} has no text in its first rows; name another file",
             first.path.display()
         ))),
-        _ => Ok(chosen),
+        _ => Ok(FirstRows { text_field, text: texts.concat() }),
+    }
+}
+
+/// Mean bytes per token of a text, by the tokenizer of the model in `folder`. What is wrong with the tokenizer
+/// is said when the file is planned.
+fn bytes_a_token(folder: &Path, text: &str) -> f64 {
+    let tokens = Tokenizer::load(folder).and_then(|tokenizer| tokenizer.encode(text)).map(|ids| ids.len());
+    match tokens {
+        Ok(tokens) if tokens > 0 && !text.is_empty() => text.len() as f64 / tokens as f64,
+        _ => BYTES_A_TOKEN,
     }
 }
 

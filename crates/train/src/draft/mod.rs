@@ -136,7 +136,7 @@ impl fmt::Display for Draft {
         let count = |n: u64| format::count(n as f64);
         write!(f, "{} parameters, trained on {} tokens", count(self.parameters), count(self.run_tokens))?;
         if let Some(tokens) = self.tokens {
-            write!(f, " of a text of about {}", count(tokens))?;
+            write!(f, " of a text of about {} tokens", count(tokens))?;
         }
         if let Some(seconds) = self.time.seconds {
             write!(f, ": about {} on {}", format::duration(seconds), self.owner)?;

@@ -8,16 +8,17 @@ use super::assemble::{
 use super::observer::Observer;
 use super::settings::{Settings, agree};
 use super::snapshot::CheckpointWriter;
+use crate::corpus::Corpus;
 use crate::crew::{Crew, Facts};
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::position::Position;
 use crate::{exchange, source, spec};
 use std::collections::BTreeMap;
-use xtrain_config::{Parsed, TokenizerChoice};
+use xtrain_config::{Config, Parsed, TokenizerChoice};
 use xtrain_planner::estimate::Device;
 use xtrain_planner::{choose, fit, slower};
-use xtrain_report::metrics::SinkStart;
+use xtrain_report::metrics::{SinkStart, format};
 use xtrain_step::engine::Processor;
 
 /// Begins the run of `parsed` in `folder`. A refusal writes nothing.
@@ -66,6 +67,7 @@ pub(super) fn begin(
         // Check again, now that no other process can write here.
         check_free(&folder)?;
         told.iter().for_each(|line| tracing::info!("{line}"));
+        warn_of_passes(&config, steps, &corpus);
         corpus.tokenizer.save(&folder.tokenizer())?;
         source::save_init(&parsed.config, &folder)?;
         if let Some(from) = source::init_folder(&parsed.config) {
@@ -90,6 +92,22 @@ pub(super) fn begin(
         records_choices: true,
     };
     assemble(parts, observer)
+}
+
+/// Passes over its data of which a run warns.
+const MANY_PASSES: u64 = 1_000;
+
+/// Warns of a text that is so short that a model only learns it by heart.
+fn warn_of_passes(config: &Config, steps: u64, corpus: &Corpus) {
+    let tokens = corpus.loader.epoch_tokens();
+    let passes = steps.saturating_mul(config.step_tokens()) / tokens.max(1);
+    if passes >= MANY_PASSES {
+        tracing::warn!(
+            "the run passes {} times over its {} training tokens, and a model learns so few by heart; give more text, or fewer steps",
+            format::grouped(passes),
+            format::grouped(tokens)
+        );
+    }
 }
 
 /// Refuses a folder that is not empty, because the run would replace files of the same name.

@@ -1,7 +1,7 @@
 //! The loss of held-out text.
 
-use crate::crew::Crew;
 use crate::error::RunError;
+use crate::process_group::ProcessGroup;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -113,11 +113,11 @@ impl Evaluator {
         weights: &mut Weights,
         round: Round,
         tally: &mut Tally,
-        crew: &Crew,
+        process_group: &ProcessGroup,
     ) -> Result<bool, RunError> {
         let own = self.land(weights, round.own)?;
         let mut stops = false;
-        for words in crew.gather(&own.words(round.wish))? {
+        for words in process_group.gather(&own.words(round.wish))? {
             let (wish, sums) = Sums::of_words(&words);
             stops |= wish;
             if sums.is_of_a_batch {
@@ -136,7 +136,7 @@ impl Evaluator {
         weights: &mut Weights,
         validation: &Validation,
         tally: &mut Tally,
-        crew: &Crew,
+        process_group: &ProcessGroup,
         check: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, RunError> {
         let all = validation.window_count();
@@ -144,7 +144,7 @@ impl Evaluator {
             let sources = vec![SourceTally::default(); self.sources];
             *tally = Tally { of: all, sources, ..Tally::default() };
         }
-        let Member { rank, world_size } = crew.member();
+        let Member { rank, world_size } = process_group.member();
         let sequences = self.batch.sequences as u64;
         let (mut next, mut ended) = (tally.sequences, ControlFlow::Continue(()));
         let mut flying = VecDeque::new();
@@ -152,7 +152,7 @@ impl Evaluator {
             let mut wish = false;
             if next < all && ended.is_continue() {
                 wish = check().is_break();
-                if wish && crew.is_alone() {
+                if wish && process_group.is_alone() {
                     ended = ControlFlow::Break(());
                 }
             }
@@ -167,7 +167,7 @@ impl Evaluator {
             // do it after the same launches, so they learn of a wish to stop at the same time.
             if flying.len() > if is_more { IN_FLIGHT } else { 0 }
                 && let Some(oldest) = flying.pop_front()
-                && self.add_round(weights, oldest, tally, crew)?
+                && self.add_round(weights, oldest, tally, process_group)?
             {
                 ended = ControlFlow::Break(());
             }

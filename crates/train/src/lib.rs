@@ -10,7 +10,6 @@
 //! form of metrics and reports, which are crates of their own.
 
 pub mod corpus;
-pub mod crew;
 pub mod draft;
 pub mod error;
 pub mod evaluate;
@@ -20,6 +19,7 @@ pub mod held_out;
 pub mod opened;
 mod paths;
 pub mod position;
+pub mod process_group;
 pub mod profile;
 pub mod run;
 pub mod run_file;

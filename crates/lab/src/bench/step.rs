@@ -20,8 +20,8 @@ use xtrain_step::error::LearnError;
 use xtrain_step::learner::{IN_FLIGHT, Learner, Step};
 use xtrain_step::member::Member;
 use xtrain_step::programs;
-use xtrain_train::crew::transport;
 use xtrain_train::error::RunError;
+use xtrain_train::process_group::transport;
 use xtrain_train::spec::plan_for;
 
 /// Length of the measurement.

@@ -63,11 +63,11 @@ impl Run {
         };
         let validation = validation.at_most(sequences);
         let weights = self.learner.weights();
-        let ended = evaluator.add(weights, &validation, &mut tally, &self.crew, &mut check);
+        let ended = evaluator.add(weights, &validation, &mut tally, &self.process_group, &mut check);
         let ended = ended.map_err(|error| exchange_error(self.position.step, "evaluation", error))?;
         if ended.is_break() {
             // One of the other ranks may have asked for it.
-            let is_stopped = self.crew.any(wish.is_some_and(|wish| wish != Outcome::TimeLimit))?;
+            let is_stopped = self.process_group.any(wish.is_some_and(|wish| wish != Outcome::TimeLimit))?;
             let ended = Some(if is_stopped { Outcome::Stopped } else { Outcome::TimeLimit });
             // JSON has no infinities: such a sum is computed again.
             self.position.evaluation = Some(if tally.is_finite() { tally } else { Tally::default() });

@@ -132,7 +132,7 @@ impl Run {
             watch.step = watch.step.max(begun.elapsed());
         }
         match ended {
-            Some(wish) if self.crew.is_alone() => Ok(ControlFlow::Break(wish)),
+            Some(wish) if self.process_group.is_alone() => Ok(ControlFlow::Break(wish)),
             Some(_) => Ok(ControlFlow::Break(self.wish_of_any()?)),
             None => Ok(ControlFlow::Continue(segment)),
         }

@@ -1,7 +1,7 @@
 //! The settings that rank 0 chooses for all ranks.
 
-use crate::crew::Crew;
 use crate::error::RunError;
+use crate::process_group::ProcessGroup;
 use serde::{Deserialize, Serialize};
 use xtrain_config::{OrAuto, Recompute, Slower};
 use xtrain_planner::estimate::Device;
@@ -28,7 +28,7 @@ struct Chosen {
 pub(super) fn agree(
     planned: Planned,
     device: Option<&Device>,
-    crew: &Crew,
+    crew: &ProcessGroup,
     choose: impl FnOnce(Planned, &Device) -> Result<Settings, RunError>,
 ) -> Result<Settings, RunError> {
     if let Some(device) = device {

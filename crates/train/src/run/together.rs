@@ -59,7 +59,7 @@ impl Run {
     /// all others to end instead.
     pub(super) fn wish(&mut self, watch: &Watch<'_>, next: Duration) -> Option<Outcome> {
         let wish = watch.ended(next)?;
-        if self.crew.is_alone() {
+        if self.process_group.is_alone() {
             return Some(wish);
         }
         self.together.own_wish.get_or_insert(wish);
@@ -78,7 +78,7 @@ impl Run {
 
     /// The wish for which all ranks end. They all call it.
     pub(super) fn wish_of_any(&self) -> Result<Outcome, RunError> {
-        let wish = first_wish(&self.crew, self.together.own_wish)
+        let wish = first_wish(&self.process_group, self.together.own_wish)
             .map_err(|error| exchange_error(self.position.step, "end of the run", error))?;
         Ok(wish.unwrap_or(Outcome::Stopped))
     }
@@ -96,11 +96,11 @@ impl Run {
     /// # Errors
     /// The state of a rank differs from that of rank 0, or its rows from those of the first replica.
     pub(super) fn compare_states(&mut self) -> Result<(), RunError> {
-        if self.crew.is_alone() || !is_due(self.position.step, self.config.log.every) {
+        if self.process_group.is_alone() || !is_due(self.position.step, self.config.log.every) {
             return Ok(());
         }
         let checksums = self.checksums()?;
-        let all = self.crew.gather(&checksums);
+        let all = self.process_group.gather(&checksums);
         let all = all.map_err(|error| exchange_error(self.position.step, "comparison of states", error))?;
         let shards = self.learner.layout().parallel().shards();
         // The rank at the same place of the first replica has the same rows, and rank 0 what all ranks hold.

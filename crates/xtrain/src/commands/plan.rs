@@ -16,7 +16,7 @@ use xtrain_step::engine::{Processor, Room, Target};
 use xtrain_step::error::LearnError;
 use xtrain_step::member::Member;
 use xtrain_step::programs;
-use xtrain_train::crew::transport;
+use xtrain_train::process_group::transport;
 use xtrain_train::spec::plan_for;
 use xtrain_train::{run_file, source};
 

@@ -1,7 +1,7 @@
 //! The processes that train one run.
 //!
 //! Rank 0 decides, reports and writes. The other ranks follow its decisions and compute. All ranks call the
-//! methods of a crew in the same order, because each is an exchange between all of them. In a crew of one
+//! methods of a group in the same order, because each is an exchange between all of them. In a group of one
 //! process, each does what a program without ranks would do.
 //!
 //! Nothing that only one rank sees decides anything: no clock, no signal, and not how far results have come.
@@ -33,7 +33,7 @@ const VERDICT: Duration = Duration::from_secs(2);
 
 /// The processes that train one run, as one of them sees them.
 #[derive(Clone, Debug, Default)]
-pub struct Crew {
+pub struct ProcessGroup {
     ranks: Option<Arc<Ranks>>,
 }
 
@@ -49,10 +49,10 @@ struct Ranks {
     timeout: Duration,
 }
 
-impl Crew {
+impl ProcessGroup {
     /// A process that trains alone.
-    pub fn alone() -> Crew {
-        Crew::default()
+    pub fn alone() -> ProcessGroup {
+        ProcessGroup::default()
     }
 
     /// Joins the other processes of `environment`, and returns when all are there. `build` names the version
@@ -68,9 +68,9 @@ impl Crew {
         build: &str,
         timeout: Duration,
         ended: impl FnOnce(Fault) + Send + 'static,
-    ) -> Result<Crew, RunError> {
+    ) -> Result<ProcessGroup, RunError> {
         if environment.world.world_size == 1 {
-            return Ok(Crew::alone());
+            return Ok(ProcessGroup::alone());
         }
         let control = Arc::new(Control::start(&environment.world, secret, start)?);
         let connected = || -> Result<_, CommError> {
@@ -81,7 +81,7 @@ impl Crew {
             Ok((programs, TcpCommunicator::connect(&control, first_step)?))
         };
         let (programs, words) = connected().map_err(|error| reported_to_all(&control, error.into()))?;
-        Ok(Crew { ranks: Some(Arc::new(Ranks { environment, control, programs, words, timeout })) })
+        Ok(ProcessGroup { ranks: Some(Arc::new(Ranks { environment, control, programs, words, timeout })) })
     }
 
     /// The place of this process.
@@ -258,7 +258,7 @@ impl Crew {
     }
 }
 
-/// As [`Crew::fail`].
+/// As [`ProcessGroup::fail`].
 fn reported_to_all(control: &Control, error: RunError) -> RunError {
     if let Some(fault) = fault_of(&error) {
         return RunError::Ranks(CommError::Aborted(fault.clone()));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! run file (xtrain-config) -> spec, planner's choices -> run: begin or resume -> steps -> finish
-//! opened: a run or a Hugging Face folder, for evaluation, generation and export
+//! open_model: a run or a Hugging Face folder, for evaluation, generation and export
 //! ```
 //!
 //! Invariants: a step is computed by crate `step`, and settings are chosen by crate `planner`; files are opened
@@ -16,7 +16,7 @@ pub mod evaluate;
 pub mod exchange;
 pub mod folder;
 pub mod held_out;
-pub mod opened;
+pub mod open_model;
 mod paths;
 pub mod position;
 pub mod process_group;

@@ -11,7 +11,7 @@ pub use text::{EvalProgress, TextLoss, TextOptions, text};
 use crate::corpus::{Corpus, Notice, validation_of_run};
 use crate::error::RunError;
 use crate::evaluate::{Evaluator, Tally};
-use crate::opened::{OpenedModel, RunOrigin};
+use crate::open_model::{OpenedModel, RunOrigin};
 use crate::process_group::ProcessGroup;
 use crate::texts;
 use std::ops::ControlFlow;

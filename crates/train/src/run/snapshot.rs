@@ -12,7 +12,7 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::position::{CONFIG, LOADER, POSITION, Position};
 use crate::process_group::ProcessGroup;
-use crate::saved::{self, SavedState, Step};
+use crate::state_io::{self, SavedState, Step};
 use crate::static_scales;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -71,7 +71,7 @@ impl Snapshot {
         let bytes = of.memory.as_slice();
         let step = Step { number: of.step, documents: &of.documents };
         let read = &mut |n: usize| Ok(&bytes[of.places[n].clone()]);
-        saved::write(store, of.channel.as_ref(), &step, &of.tensors, &of.rows, read)
+        state_io::write(store, of.channel.as_ref(), &step, &of.tensors, &of.rows, read)
     }
 }
 

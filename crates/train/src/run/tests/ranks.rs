@@ -9,7 +9,7 @@ use crate::process_group::ProcessGroup;
 use crate::run::assemble::Opened;
 use crate::run::open::open;
 use crate::run::{Run, Start};
-use crate::saved::{self, SavedState};
+use crate::state_io::{self, SavedState};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn on_ranks<T: Send>(
 /// The rows of a rank.
 fn rows(learner: &mut Learner) -> Rows {
     let state = SavedState::of(learner);
-    let read = |value: saved::SavedValue| {
+    let read = |value: state_io::SavedValue| {
         let bytes = learner.read_state(value.entry.kind, &value.entry.name).expect("state");
         let start = value.rows.start * value.tensor.row_bytes();
         (value.tensor.name, (start, bytes))

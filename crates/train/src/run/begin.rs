@@ -17,7 +17,7 @@ use crate::{exchange, source, spec};
 use std::collections::BTreeMap;
 use xtrain_config::{Config, Parsed, TokenizerChoice};
 use xtrain_planner::estimate::Device;
-use xtrain_planner::{choose, fit, slower};
+use xtrain_planner::{choose, fit, fp8_skip};
 use xtrain_report::metrics::{SinkStart, format};
 use xtrain_step::engine::Processor;
 
@@ -52,7 +52,7 @@ pub(super) fn begin(
     processor.check(planned.spec.recipe)?;
     let Settings { planned, told } = agree(planned, device.as_ref(), process_group, |planned, device| {
         let (planned, choice) = choose::decide(planned, device)?;
-        let planned = slower::decide(planned, &processor)?;
+        let planned = fp8_skip::decide(planned, &processor)?;
         let told = told(&planned, choice, device, 0)?;
         Ok(Settings { planned, told })
     })?;

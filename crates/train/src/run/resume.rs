@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use xtrain_checkpoint::remove_leftovers;
 use xtrain_config::{Change, Config, MAX_FILE_BYTES, Parsed, TokenizerChoice, diff, files};
 use xtrain_data::Tokenizer;
-use xtrain_planner::{choose, slower};
+use xtrain_planner::{choose, fp8_skip};
 use xtrain_report::metrics::{Lost, Resumed, SinkStart};
 
 /// Opens the run in `folder` at its latest checkpoint, or at its first step if it has none.
@@ -50,7 +50,7 @@ pub(super) fn resume(
         let is_asked = |key: &str| parsed.is_argument(key);
         let (planned, choice) = choose::decide_for_resumed(planned, &before.train, is_asked, device)?;
         let is_kept = choice.is_none() && !planned.chosen.is_empty();
-        let planned = slower::decide_for_resumed(planned, &before.precision, &processor)?;
+        let planned = fp8_skip::decide_for_resumed(planned, &before.precision, &processor)?;
         let fits = check_fits(&planned, &processor, process_group);
         fits.map_err(|error| if is_kept { choosing_again(error) } else { error })?;
         let done = position::position(&folder)?.map_or(0, |at| at.step);

@@ -10,7 +10,7 @@ use xtrain_config::{Config, ConfigErrors, Override, ParallelConfig, Parsed};
 use xtrain_planner::advice::Planner;
 use xtrain_planner::estimate::Device;
 use xtrain_planner::planned::Planned;
-use xtrain_planner::{choose, slower};
+use xtrain_planner::{choose, fp8_skip};
 use xtrain_report::lanes::write_lanes;
 use xtrain_step::engine::{Processor, Room, Target};
 use xtrain_step::error::LearnError;
@@ -118,7 +118,7 @@ fn dump(
         None => planned,
     };
     let planned = match processor {
-        Some(processor) => slower::decide_if_measured(planned, processor)?,
+        Some(processor) => fp8_skip::decide_if_measured(planned, processor)?,
         None => planned,
     };
     let program = match &args.dump_after {

@@ -12,10 +12,10 @@
 pub mod corpus;
 pub mod draft;
 pub mod error;
+pub mod eval_data;
 pub mod evaluate;
 pub mod exchange;
 pub mod folder;
-pub mod held_out;
 pub mod open_model;
 mod paths;
 pub mod position;

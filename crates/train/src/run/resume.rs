@@ -19,7 +19,7 @@ use xtrain_checkpoint::remove_leftovers;
 use xtrain_config::{Change, Config, MAX_FILE_BYTES, Parsed, TokenizerChoice, diff, files};
 use xtrain_data::Tokenizer;
 use xtrain_planner::{choose, fp8_skip};
-use xtrain_report::metrics::{Lost, Resumed, SinkStart};
+use xtrain_report::metrics::{DroppedRecords, Resumed, SinkStart};
 
 /// Opens the run in `folder` at its latest checkpoint, or at its first step if it has none.
 pub(super) fn resume(
@@ -79,7 +79,7 @@ pub(super) fn resume(
     let is_at_its_end = position.step == steps;
     let recipes = before.recipe.zip(config.precision.recipe).map(|(before, now)| [before, now]);
     let switched = recipes.filter(|[before, now]| position.step > 0 && before != now);
-    let lost = Lost {
+    let dropped = DroppedRecords {
         after: position.step,
         // Before the first checkpoint, the initial weights are evaluated again.
         evaluation: position.evaluation.is_some() || position.step == 0,
@@ -89,7 +89,7 @@ pub(super) fn resume(
     let parts = Parts {
         process_group: process_group.clone(),
         resumed: Some(Resumed { step: position.step, switched }),
-        sink: SinkStart::Resumed(lost),
+        sink: SinkStart::Resumed(dropped),
         records_choices: !is_at_its_end,
         config,
         chosen,

@@ -117,9 +117,9 @@ impl Evaluator {
     ) -> Result<bool, RunError> {
         let own = self.land(weights, round.own)?;
         let mut stops = false;
-        for words in process_group.gather(&own.words(round.wish))? {
-            let (wish, sums) = Sums::of_words(&words);
-            stops |= wish;
+        for words in process_group.gather(&own.words(round.stop_request))? {
+            let (stop_request, sums) = Sums::of_words(&words);
+            stops |= stop_request;
             if sums.is_of_a_batch {
                 tally.add(&sums, self.batch.sequences as u64);
             }
@@ -149,10 +149,10 @@ impl Evaluator {
         let (mut next, mut ended) = (tally.sequences, ControlFlow::Continue(()));
         let mut flying = VecDeque::new();
         loop {
-            let mut wish = false;
+            let mut stop_request = false;
             if next < all && ended.is_continue() {
-                wish = check().is_break();
-                if wish && process_group.is_alone() {
+                stop_request = check().is_break();
+                if stop_request && process_group.is_alone() {
                     ended = ControlFlow::Break(());
                 }
             }
@@ -160,11 +160,11 @@ impl Evaluator {
             if is_more {
                 let first = next + rank as u64 * sequences;
                 let own = self.launch(weights, validation, first)?;
-                flying.push_back(Round { own, wish });
+                flying.push_back(Round { own, stop_request });
                 next = all.min(next + world_size as u64 * sequences);
             }
             // Collect the oldest round: of more than may be in flight, or of the remaining ones. All ranks
-            // do it after the same launches, so they learn of a wish to stop at the same time.
+            // do it after the same launches, so they learn of a stop request at the same time.
             if flying.len() > if is_more { IN_FLIGHT } else { 0 }
                 && let Some(oldest) = flying.pop_front()
                 && self.add_round(weights, oldest, tally, process_group)?
@@ -182,7 +182,7 @@ impl Evaluator {
 struct Round {
     own: OwnBatch,
     /// True if this rank asks to stop.
-    wish: bool,
+    stop_request: bool,
 }
 
 /// The batch of this rank in a round.
@@ -210,13 +210,13 @@ struct Sums {
 
 impl Sums {
     /// As words for other ranks.
-    fn words(&self, wish: bool) -> Vec<u64> {
+    fn words(&self, stop_request: bool) -> Vec<u64> {
         let sums = std::iter::once(&self.all).chain(&self.sources);
         let sums = sums.flat_map(|sum| [sum.targets as u64, sum.loss_sum.to_bits()]);
-        [u64::from(wish), u64::from(self.is_of_a_batch)].into_iter().chain(sums).collect()
+        [u64::from(stop_request), u64::from(self.is_of_a_batch)].into_iter().chain(sums).collect()
     }
 
-    /// The wish of a rank, and the sums of its batch.
+    /// The stop request of a rank, and the sums of its batch.
     fn of_words(words: &[u64]) -> (bool, Sums) {
         let sum =
             |pair: &[u64; 2]| SourceTally { targets: pair[0] as usize, loss_sum: f64::from_bits(pair[1]) };

@@ -115,7 +115,7 @@ impl Run {
         let (mut ended, mut failed) = (None, None);
         let mut text = String::new();
         for (number, (prompt, tokens)) in eval.prompts.iter().zip(self.prompts.clone()).enumerate() {
-            ended = first_wish(&process_group, ended.or_else(|| watch.ended(Duration::ZERO)))?;
+            ended = first_stop_request(&process_group, ended.or_else(|| watch.ended(Duration::ZERO)))?;
             if ended.is_some() {
                 break;
             }
@@ -133,8 +133,8 @@ impl Run {
             let mut on_token = |_: GeneratedToken<'_>| {
                 slowest = slowest.max(begun.elapsed());
                 begun = Instant::now();
-                match first_wish(&process_group, watch.ended(slowest)) {
-                    Ok(wish) => ended = wish,
+                match first_stop_request(&process_group, watch.ended(slowest)) {
+                    Ok(request) => ended = request,
                     Err(error) => failed = Some(error),
                 }
                 match ended.is_some() || failed.is_some() {
@@ -191,20 +191,20 @@ impl Run {
     }
 }
 
-/// The wish of any rank to end, that of the time limit last.
-pub(super) fn first_wish(
+/// A request of any rank to stop, that of the time limit last.
+pub(super) fn first_stop_request(
     process_group: &ProcessGroup,
     own: Option<Outcome>,
 ) -> Result<Option<Outcome>, RunError> {
     if process_group.is_alone() {
         return Ok(own);
     }
-    let wish = match own {
+    let request = match own {
         None => 0,
         Some(Outcome::TimeLimit) => 1,
         Some(_) => 2,
     };
-    let most = process_group.gather(&[wish])?.concat().into_iter().max();
+    let most = process_group.gather(&[request])?.concat().into_iter().max();
     Ok(match most {
         None | Some(0) => None,
         Some(1) => Some(Outcome::TimeLimit),

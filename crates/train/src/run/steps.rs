@@ -193,7 +193,7 @@ impl Run {
             let Some(StepInFlight { step, lr, ticket }) = steps.pop_front() else { break };
             let result = self.learner.collect(ticket).map_err(|e| step_error(step, e))?;
             self.process_group.first_step_is_done();
-            self.note_wish(step, &result);
+            self.note_stop_request(step, &result);
             finished.push(FinishedStep { step, lr, result });
         }
         Ok(finished)

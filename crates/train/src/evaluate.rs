@@ -117,8 +117,8 @@ impl Evaluator {
     ) -> Result<bool, RunError> {
         let own = self.land(weights, round.own)?;
         let mut stops = false;
-        for words in process_group.gather(&own.words(round.stop_request))? {
-            let (stop_request, sums) = Sums::of_words(&words);
+        for message in process_group.gather(&own.message(round.stop_request))? {
+            let (stop_request, sums) = Sums::from_message(&message);
             stops |= stop_request;
             if sums.is_of_a_batch {
                 tally.add(&sums, self.batch.sequences as u64);
@@ -209,18 +209,18 @@ struct Sums {
 }
 
 impl Sums {
-    /// As words for other ranks.
-    fn words(&self, stop_request: bool) -> Vec<u64> {
+    /// As a message for other ranks.
+    fn message(&self, stop_request: bool) -> Vec<u64> {
         let sums = std::iter::once(&self.all).chain(&self.sources);
         let sums = sums.flat_map(|sum| [sum.targets as u64, sum.loss_sum.to_bits()]);
         [u64::from(stop_request), u64::from(self.is_of_a_batch)].into_iter().chain(sums).collect()
     }
 
     /// The stop request of a rank, and the sums of its batch.
-    fn of_words(words: &[u64]) -> (bool, Sums) {
+    fn from_message(message: &[u64]) -> (bool, Sums) {
         let sum =
             |pair: &[u64; 2]| SourceTally { targets: pair[0] as usize, loss_sum: f64::from_bits(pair[1]) };
-        let [flags, sums @ ..] = words.as_chunks().0 else { return (false, Sums::default()) };
+        let [flags, sums @ ..] = message.as_chunks().0 else { return (false, Sums::default()) };
         let mut sums = sums.iter().map(sum);
         let all = sums.next().unwrap_or_default();
         (flags[0] != 0, Sums { is_of_a_batch: flags[1] != 0, all, sources: sums.collect() })

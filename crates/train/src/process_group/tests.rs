@@ -62,7 +62,7 @@ fn rank_0_decides_for_all() {
         let rank = process_group.member().rank;
         let first = process_group.decide(|| Ok(format!("of rank {rank}"))).expect("a decision");
         let second =
-            process_group.after_first(|told: Option<usize>| Ok(told.unwrap_or(40) + 2), |made| *made);
+            process_group.after_first(|message: Option<usize>| Ok(message.unwrap_or(40) + 2), |first| *first);
         process_group.finish().expect("an orderly end");
         (first, second.expect("work"))
     });
@@ -110,11 +110,11 @@ fn work_that_is_cut_on_one_rank_is_cut_on_all() {
 fn messages_and_stop_requests_reach_all() {
     let seen = on_ranks(3, |process_group| {
         let rank = process_group.member().rank as u64;
-        let words = process_group.gather(&[rank, 10 * rank]).expect("words");
+        let messages = process_group.gather(&[rank, 10 * rank]).expect("messages");
         let requests = [rank == 2, false].map(|request| process_group.any(request).expect("a request"));
         process_group.barrier().expect("all");
         process_group.finish().expect("an orderly end");
-        (words, requests)
+        (messages, requests)
     });
     assert_eq!(seen, vec![(vec![vec![0, 0], vec![1, 10], vec![2, 20]], [true, false]); 3]);
 }
@@ -166,7 +166,7 @@ fn a_process_alone_does_what_it_is_told() {
     let process_group = ProcessGroup::alone();
     assert_eq!(process_group.member(), Member::ALONE);
     assert_eq!(process_group.decide(|| Ok(5)).expect("a decision"), 5);
-    assert_eq!(process_group.gather(&[1, 2]).expect("words"), [[1, 2]]);
+    assert_eq!(process_group.gather(&[1, 2]).expect("messages"), [[1, 2]]);
     assert!(process_group.any(true).expect("a request") && !process_group.any(false).expect("a request"));
     assert_eq!(process_group.after_first_of_node(|| Ok(7), |_| false).expect("work"), Some(7));
 }

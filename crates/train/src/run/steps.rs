@@ -238,7 +238,7 @@ impl Run {
     }
 }
 
-/// The error of a run in which ranks exchanged words after `step`, in the `part` of the run.
+/// The error of a run in which ranks exchanged messages after `step`, in the `part` of the run.
 pub(super) fn exchange_error(step: u64, part: &str, error: RunError) -> RunError {
     match error {
         RunError::Ranks(cause @ (CommError::Timeout { .. } | CommError::Left { .. })) => RunError::Ranks(

@@ -195,7 +195,7 @@ pub(super) fn run_time(planned: &Planned, device: &Device, done: u64) -> Result<
 }
 
 /// Lines that report the choice and the remaining time after `done` steps.
-pub(super) fn told(
+pub(super) fn report_lines(
     planned: &Planned,
     choice: Option<Choice>,
     device: &Device,

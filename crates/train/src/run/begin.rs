@@ -3,7 +3,7 @@
 use super::Run;
 use super::assemble::{
     Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, measured_device, prepare,
-    processor, run_time, told,
+    processor, report_lines, run_time,
 };
 use super::observer::Observer;
 use super::settings::{Settings, agree};
@@ -50,12 +50,13 @@ pub(super) fn begin(
     let Prepared { corpus, prompts, planned, steps, command } =
         prepare(parsed, &folder, hf.as_ref(), recipe, process_group, observer, time_is_up)?;
     processor.check(planned.spec.recipe)?;
-    let Settings { planned, told } = agree(planned, device.as_ref(), process_group, |planned, device| {
-        let (planned, choice) = choose::decide(planned, device)?;
-        let planned = fp8_skip::decide(planned, &processor)?;
-        let told = told(&planned, choice, device, 0)?;
-        Ok(Settings { planned, told })
-    })?;
+    let Settings { planned, report_lines } =
+        agree(planned, device.as_ref(), process_group, |planned, device| {
+            let (planned, choice) = choose::decide(planned, device)?;
+            let planned = fp8_skip::decide(planned, &processor)?;
+            let report_lines = report_lines(&planned, choice, device, 0)?;
+            Ok(Settings { planned, report_lines })
+        })?;
     check_fits(&planned, &processor, process_group)?;
     let (config, chosen) = (planned.resolved.config, planned.chosen);
     process_group.compare(&Facts::of(&config, &planned.spec, &corpus, &processor)?, &processor)?;
@@ -66,7 +67,7 @@ pub(super) fn begin(
     if process_group.is_first() {
         // Check again, now that no other process can write here.
         check_free(&folder)?;
-        told.iter().for_each(|line| tracing::info!("{line}"));
+        report_lines.iter().for_each(|line| tracing::info!("{line}"));
         warn_of_passes(&config, steps, &corpus);
         corpus.tokenizer.save(&folder.tokenizer())?;
         source::save_init(&parsed.config, &folder)?;

@@ -2,7 +2,7 @@
 
 use super::assemble::{
     Opened, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, measured_device,
-    prepare, processor, told,
+    prepare, processor, report_lines,
 };
 use super::choices;
 use super::observer::Observer;
@@ -46,17 +46,18 @@ pub(super) fn resume(
     processor.check(planned.spec.recipe)?;
     let config = &planned.resolved.config;
     let device = process_group.is_first().then(|| measured_device(config, &processor, process_group));
-    let Settings { planned, told } = agree(planned, device.as_ref(), process_group, |planned, device| {
-        let is_asked = |key: &str| parsed.is_argument(key);
-        let (planned, choice) = choose::decide_for_resumed(planned, &before.train, is_asked, device)?;
-        let is_kept = choice.is_none() && !planned.chosen.is_empty();
-        let planned = fp8_skip::decide_for_resumed(planned, &before.precision, &processor)?;
-        let fits = check_fits(&planned, &processor, process_group);
-        fits.map_err(|error| if is_kept { choosing_again(error) } else { error })?;
-        let done = position::position(&folder)?.map_or(0, |at| at.step);
-        let told = told(&planned, choice, device, done)?;
-        Ok(Settings { planned, told })
-    })?;
+    let Settings { planned, report_lines } =
+        agree(planned, device.as_ref(), process_group, |planned, device| {
+            let is_asked = |key: &str| parsed.is_argument(key);
+            let (planned, choice) = choose::decide_for_resumed(planned, &before.train, is_asked, device)?;
+            let is_kept = choice.is_none() && !planned.chosen.is_empty();
+            let planned = fp8_skip::decide_for_resumed(planned, &before.precision, &processor)?;
+            let fits = check_fits(&planned, &processor, process_group);
+            fits.map_err(|error| if is_kept { choosing_again(error) } else { error })?;
+            let done = position::position(&folder)?.map_or(0, |at| at.step);
+            let report_lines = report_lines(&planned, choice, device, done)?;
+            Ok(Settings { planned, report_lines })
+        })?;
     if !process_group.is_first() {
         check_fits(&planned, &processor, process_group)?;
     }
@@ -66,7 +67,7 @@ pub(super) fn resume(
     let recorded = if process_group.is_first() { choices::recorded(&folder) } else { BTreeMap::new() };
     let mut loaded = load(planned.spec, &config, processor, &corpus, process_group, recorded)?;
     let mut checkpoints = CheckpointWriter::open(&folder, true, process_group)?;
-    told.iter().for_each(|line| tracing::info!("{line}"));
+    report_lines.iter().for_each(|line| tracing::info!("{line}"));
     let position = match checkpoints.restore(&mut loaded.learner, &corpus.loader, &config)? {
         Some(position) => position,
         None => {

@@ -10,7 +10,7 @@ use xtrain_planner::planned::Planned;
 /// A plan whose settings are chosen, and lines that report the choice.
 pub(super) struct Settings {
     pub(super) planned: Planned,
-    pub(super) told: Vec<String>,
+    pub(super) report_lines: Vec<String>,
 }
 
 /// The values that were chosen.
@@ -46,7 +46,7 @@ pub(super) fn agree(
         config.precision.skip_slower = skip_slower;
     })?;
     planned.lacks_memory = lacks_memory;
-    Ok(Settings { planned, told: Vec::new() })
+    Ok(Settings { planned, report_lines: Vec::new() })
 }
 
 impl Chosen {

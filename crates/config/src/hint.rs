@@ -96,9 +96,9 @@ impl Proposal {
 /// The section of this name, here or in another program.
 pub(super) fn section_called(name: &str) -> Option<&'static Section> {
     let name = plain(name);
-    let is_called =
-        |section: &&Section| section.aliases.iter().chain([&section.name]).any(|own| plain(own) == name);
-    sections().iter().find(is_called)
+    sections().iter().find(|section| {
+        section.aliases.iter().copied().chain([section.name.as_str()]).any(|own| plain(own) == name)
+    })
 }
 
 /// The setting that `name` means in the section `section`, which need not be one of ours, or in any section.

@@ -77,46 +77,35 @@ pub const MAX_FILE_BYTES: u64 = 16 << 20;
 pub struct Config {
     /// The model to train. Either `init_from` names a Hugging Face folder and the architecture comes from it,
     /// or `dim`, `layers` and `heads` describe a model that starts from random weights.
-    #[schemars(extend("x-aliases" = ["model_args", "architecture", "transformer"]))]
     pub model: ModelConfig,
     /// Mixtures of experts in place of the feed-forward, for the families that have them: each token passes
     /// through a few SwiGLUs of many, which a router chooses. The keys of the model may be left out with
     /// `model.init_from`.
-    #[schemars(extend("x-aliases" = ["moe", "mixture", "moe_args", "router"]))]
     pub experts: ExpertsConfig,
     /// Texts, tokenizer and sequence length. Relative paths start at `train.started_in`, by default the
     /// current folder; those of `--set` always start at the current folder.
-    #[schemars(extend("x-aliases" = ["dataset", "dataloader", "tokenizer", "data_args"]))]
     pub data: DataConfig,
     /// Number formats of the computation. Master weights, accumulated gradients and the optimizer
     /// are fp32 under every recipe; docs/numerics.md defines each.
-    #[schemars(extend("x-aliases" = ["dtype", "mixed_precision", "quantize", "float8", "fp8_config"]))]
     pub precision: PrecisionConfig,
     /// AdamW with decoupled weight decay, and gradient clipping. The schedule scales `lr`.
-    #[schemars(extend("x-aliases" = ["optim", "adamw"]))]
     pub optimizer: OptimizerConfig,
     /// The learning rate over the run: a linear warmup whose first step already uses `lr / warmup_steps`,
     /// then the decay that `kind` names. It spans the whole run, so a run that is resumed with more steps
     /// moves back on it, and its rate may rise again; kind `wsd` is made for runs that are extended
     /// (README.md).
-    #[schemars(extend("x-aliases" = ["lr_scheduler", "scheduler", "lr_schedule"]))]
     pub schedule: ScheduleConfig,
     /// Length of the training, batches, device and run folder. Exactly one of `steps`, `tokens` and `epochs`
     /// is given.
-    #[schemars(extend("x-aliases" = ["training", "trainer", "job", "activation_checkpoint", "training_args", "hyperparameters", "debug"]))]
     pub train: TrainConfig,
     /// How the processes of a run share its work, one process for each GPU. With one process, only `reduce`
     /// has an effect. docs/parallel.md says how to start several.
-    #[schemars(extend("x-aliases" = ["parallelism", "parallelism_config", "distributed", "ddp", "fsdp", "fsdp_config", "deepspeed_config", "zero_optimization", "comm"]))]
     pub parallel: ParallelConfig,
     /// When to save and what to keep. The last step is always saved.
-    #[schemars(extend("x-aliases" = ["checkpointing", "save", "export"]))]
     pub checkpoint: CheckpointConfig,
     /// Interval of reports, and the files that they are written to. The terminal shows them in any case.
-    #[schemars(extend("x-aliases" = ["logging", "metrics", "monitoring"]))]
     pub log: LogConfig,
     /// Validation during the run, and samples at its end.
-    #[schemars(extend("x-aliases" = ["validation", "validator", "evaluation", "generate", "sample"]))]
     pub eval: EvalConfig,
 }
 

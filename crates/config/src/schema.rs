@@ -9,6 +9,7 @@ use schemars::generate::SchemaSettings;
 use serde_json::Value as Json;
 
 use super::Config;
+use super::elsewhere::aliases;
 use super::print::toml_value;
 use super::suggest::{listing, plain};
 
@@ -17,7 +18,8 @@ use super::suggest::{listing, plain};
 pub(super) struct Section {
     pub(super) name: String,
     pub(super) doc: String,
-    pub(super) aliases: Vec<String>,
+    /// Names of the section in other programs.
+    pub(super) aliases: Vec<&'static str>,
     pub(super) keys: Vec<Key>,
 }
 
@@ -31,7 +33,7 @@ pub(super) struct Key {
     pub(super) default: String,
     pub(super) unit: Option<String>,
     pub(super) required: bool,
-    aliases: Vec<String>,
+    aliases: Vec<&'static str>,
     example: Option<String>,
 }
 
@@ -68,7 +70,7 @@ pub(super) struct Word {
     pub(super) name: String,
     pub(super) doc: String,
     /// Names of the value in other programs.
-    pub(super) aliases: Vec<String>,
+    pub(super) aliases: Vec<&'static str>,
 }
 
 /// Format of a string value.
@@ -96,8 +98,8 @@ pub(super) fn sections() -> &'static [Section] {
             .map(|(name, schema)| Section {
                 name: name.clone(),
                 doc: text(schema, "description"),
-                aliases: aliases(schema),
-                keys: keys(schema),
+                aliases: aliases(name).collect(),
+                keys: keys(schema, name),
             })
             .collect()
     });
@@ -108,13 +110,13 @@ impl Key {
     /// True if `name` is the key's name, here or in another program, without regard to case, `-` and `_`.
     pub(super) fn is_called(&self, name: &str) -> bool {
         let name = plain(name);
-        self.aliases.iter().chain([&self.name]).any(|own| plain(own) == name)
+        self.aliases.iter().copied().chain([self.name.as_str()]).any(|own| plain(own) == name)
     }
 
     /// Names of the key in other programs.
     #[cfg(test)]
-    pub(super) fn aliases(&self) -> impl Iterator<Item = &str> {
-        self.aliases.iter().map(String::as_str)
+    pub(super) fn aliases(&self) -> impl Iterator<Item = &'static str> {
+        self.aliases.iter().copied()
     }
 
     /// `; for example `lr = 0.0003``, if an example is known.
@@ -197,7 +199,8 @@ pub(super) fn key_names(keys: &[Key]) -> String {
     listing(keys.iter().map(|key| key.name.as_str()), "`", "and")
 }
 
-fn keys(schema: &Json) -> Vec<Key> {
+/// The keys of a table at `path`, as `section` or `section.key`.
+fn keys(schema: &Json, path: &str) -> Vec<Key> {
     let required: Vec<&str> = strings(schema, "required").collect();
     properties(schema)
         .filter(|(_, schema)| !schema["const"].is_string())
@@ -206,16 +209,17 @@ fn keys(schema: &Json) -> Vec<Key> {
             let words = schema["x-default"].as_str().map(str::to_owned);
             let example = Some(&schema["x-example"]).filter(|value| !value.is_null()).map(toml_value);
             let required = required.contains(&name.as_str());
+            let path = format!("{path}.{name}");
             let unset = if required { "required" } else { "none" };
             Key {
                 name: name.clone(),
                 doc: text(schema, "description"),
-                kind: kind(schema),
+                kind: kind(schema, &path),
                 default: words
                     .or(fixed.as_ref().map(|value| format!("`{value}`")))
                     .unwrap_or(unset.to_owned()),
                 unit: schema["x-unit"].as_str().map(str::to_owned),
-                aliases: aliases(schema),
+                aliases: aliases(&path).collect(),
                 required,
                 example: example.or(fixed),
             }
@@ -223,9 +227,11 @@ fn keys(schema: &Json) -> Vec<Key> {
         .collect()
 }
 
-fn kind(schema: &Json) -> Kind {
+/// The type of the key at `path`, `section.key`.
+fn kind(schema: &Json, path: &str) -> Kind {
     if let Some(kinds) = schema.get("anyOf").and_then(Json::as_array) {
-        let mut kinds: Vec<Kind> = kinds.iter().filter(|schema| schema["type"] != "null").map(kind).collect();
+        let kinds = kinds.iter().filter(|schema| schema["type"] != "null");
+        let mut kinds: Vec<Kind> = kinds.map(|schema| kind(schema, path)).collect();
         return if kinds.len() == 1 { kinds.remove(0) } else { Kind::Either(kinds) };
     }
     if let Some(variants) = schema.get("oneOf").and_then(Json::as_array) {
@@ -233,14 +239,14 @@ fn kind(schema: &Json) -> Kind {
             Some(first) if first["type"] == "object" => Kind::Tagged(
                 variants
                     .iter()
-                    .map(|schema| (text(&schema["properties"]["type"], "const"), keys(schema)))
+                    .map(|schema| (text(&schema["properties"]["type"], "const"), keys(schema, path)))
                     .collect(),
             ),
             _ => {
-                let word = |schema| Word {
-                    name: text(schema, "const"),
-                    doc: text(schema, "description"),
-                    aliases: aliases(schema),
+                let word = |schema| {
+                    let name = text(schema, "const");
+                    let aliases = aliases(&format!("{path}={name}")).collect();
+                    Word { name, doc: text(schema, "description"), aliases }
                 };
                 Kind::Choice(variants.iter().map(word).collect())
             }
@@ -275,11 +281,11 @@ fn kind(schema: &Json) -> Kind {
             },
         },
         "array" => Kind::List {
-            item: Box::new(kind(&schema["items"])),
+            item: Box::new(kind(&schema["items"], path)),
             min: length("minItems", 0),
             max: length("maxItems", usize::MAX),
         },
-        "object" => Kind::Table(keys(schema)),
+        "object" => Kind::Table(keys(schema, path)),
         _ => panic!("the schema of a configuration key has a form that is not understood: {schema}"),
     }
 }
@@ -295,10 +301,6 @@ fn properties(schema: &Json) -> impl Iterator<Item = (&String, &Json)> {
 
 fn strings<'a>(schema: &'a Json, name: &str) -> impl Iterator<Item = &'a str> {
     schema[name].as_array().into_iter().flatten().filter_map(Json::as_str)
-}
-
-fn aliases(schema: &Json) -> Vec<String> {
-    strings(schema, "x-aliases").map(str::to_owned).collect()
 }
 
 fn text(schema: &Json, name: &str) -> String {

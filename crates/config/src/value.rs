@@ -229,8 +229,9 @@ pub(super) fn meant(section: &str, key: &Key, kind: &Kind, value: &Value) -> Opt
         None => {}
     }
     let Kind::Choice(words) = kind else { return None };
-    let is_called =
-        |own: &&Word| own.aliases.iter().chain([&own.name]).any(|name| plain(name) == plain(&word));
+    let is_called = |own: &&Word| {
+        own.aliases.iter().copied().chain([own.name.as_str()]).any(|name| plain(name) == plain(&word))
+    };
     words.iter().find(is_called).map(|own| Meant::Value(string_literal(&own.name)))
 }
 

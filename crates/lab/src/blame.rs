@@ -26,7 +26,7 @@ use xtrain_step::training_spec::TrainingSpec;
 use xtrain_step::weights::Weights;
 use xtrain_train::corpus::Notice;
 use xtrain_train::error::RunError;
-use xtrain_train::opened::Which;
+use xtrain_train::open_model::Which;
 
 /// Checkpoint, extent and device of a search.
 #[derive(Clone, Debug)]

@@ -21,7 +21,7 @@ use xtrain_step::programs;
 use xtrain_tensor::Scaling;
 use xtrain_train::corpus::Notice;
 use xtrain_train::error::RunError;
-use xtrain_train::opened::Which;
+use xtrain_train::open_model::Which;
 
 /// Checkpoint and device of an inspection.
 #[derive(Clone, Debug)]

@@ -22,7 +22,7 @@ use xtrain_step::weights::Weights;
 use xtrain_train::corpus::{Corpus, Notice};
 use xtrain_train::error::RunError;
 use xtrain_train::folder::RunFolder;
-use xtrain_train::opened::{Which, checkpoint, load_masters};
+use xtrain_train::open_model::{Which, checkpoint, load_masters};
 use xtrain_train::{position, run_file, source, static_scales};
 
 /// A checkpoint, and the next batches of its run.

@@ -21,7 +21,7 @@ use xtrain_step::training_spec::TrainingSpec;
 use xtrain_tensor::formats::{max_finite, scale_to};
 use xtrain_train::corpus::Notice;
 use xtrain_train::error::RunError;
-use xtrain_train::opened::Which;
+use xtrain_train::open_model::Which;
 
 /// Checkpoint, extent and device of a measurement of scales.
 #[derive(Clone, Debug)]

@@ -7,8 +7,8 @@
 use crate::error::PlanError;
 use crate::estimate::Device;
 use crate::fit::{Alternative, Fit, MoreGpus, Verdict};
-use crate::modes::{Candidate, SHARDS, fastest, modes};
 use crate::planned::Planned;
+use crate::shard_table::{Candidate, SHARDS, fastest, modes};
 use xtrain_config::{OrAuto, ReduceDtype, ReduceOrder, Transport};
 use xtrain_step::engine::{Processor, Room, Target};
 

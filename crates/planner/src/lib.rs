@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! planned (a configuration and the step of its run) -> estimate of the time
-//! planned, estimate -> choose, fit, slower -> modes -> advice
+//! planned, estimate -> choose, fit, fp8_skip -> shard_table -> advice
 //! ```
 //!
 //! Invariants: it opens no file of a run and runs none of its steps; on a GPU it may time a layer.
@@ -13,9 +13,9 @@ pub mod choose;
 pub mod error;
 pub mod estimate;
 pub mod fit;
+pub mod fp8_skip;
 pub mod hf_names;
 pub mod median;
-pub mod modes;
 pub mod planned;
-pub mod slower;
+pub mod shard_table;
 pub mod static_scales;

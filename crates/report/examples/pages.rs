@@ -8,12 +8,12 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 use xtrain_model::Recipe;
-use xtrain_report::gap::Comparison;
 use xtrain_report::inspection::{Inspection, TensorCast, write_inspection};
 use xtrain_report::metrics::{
     CheckpointSaved, EvalMetrics, Event, ExpertMetrics, MetricsSink, Outputs, Record, ReferenceGap, Resumed,
     Sample, SinkStart, SkippedStep, SourceMetrics, StepMetrics, Warning,
 };
+use xtrain_report::seed_gap::Comparison;
 use xtrain_report::{CONFIG_FILE, LiveReport, REPORT_FILE, RunSummary, write, write_comparison};
 
 type Done = Result<(), Box<dyn Error>>;

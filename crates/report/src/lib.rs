@@ -23,7 +23,6 @@ mod error;
 mod experts;
 mod figures;
 mod frame;
-pub mod gap;
 mod glossary;
 mod heat;
 mod history;
@@ -39,6 +38,7 @@ mod names;
 mod page;
 mod range;
 mod sections;
+pub mod seed_gap;
 mod summary;
 mod thin;
 

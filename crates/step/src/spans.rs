@@ -81,8 +81,8 @@ mod tests {
             drop(span("inner"));
         }
         let within = span("within");
-        let told: Vec<_> = recorded().iter().map(|done| (done.name, done.step)).collect();
-        assert_eq!(told, [("outer", Some(7)), ("inner", None)]);
+        let spans: Vec<_> = recorded().iter().map(|done| (done.name, done.step)).collect();
+        assert_eq!(spans, [("outer", Some(7)), ("inner", None)]);
         drop(within);
         assert!(recorded().is_empty());
     }

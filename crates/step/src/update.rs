@@ -39,9 +39,9 @@ pub mod update_io {
     pub const TOTAL_LOSS: &str = "total_loss";
     /// `f32[n, 2]`, likewise: the sum over ranks of [`xtrain_model::decoder::io::SUMS`], if there are any.
     pub const TOTAL_SUMS: &str = "total_sums";
-    /// `u32[]`, an input, likewise: not 0 if this rank wishes to end the run.
+    /// `u32[]`, an input, likewise: not 0 if this rank asks to end the run.
     pub const STOP: &str = "stop";
-    /// `u32[]`, likewise: 1 if any rank wishes to end the run.
+    /// `u32[]`, likewise: 1 if any rank asks to end the run.
     pub const STOPPING: &str = "stopping";
     /// `f32[n]`, with static scales: the amax over all ranks of each of [`xtrain_program::Program::delayed`].
     pub const AMAXES: &str = "amaxes";

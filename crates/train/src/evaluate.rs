@@ -1,7 +1,7 @@
 //! The loss of held-out text.
 
-use crate::crew::Crew;
 use crate::error::RunError;
+use crate::process_group::ProcessGroup;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -113,13 +113,13 @@ impl Evaluator {
         weights: &mut Weights,
         round: Round,
         tally: &mut Tally,
-        crew: &Crew,
+        process_group: &ProcessGroup,
     ) -> Result<bool, RunError> {
         let own = self.land(weights, round.own)?;
         let mut stops = false;
-        for words in crew.gather(&own.words(round.wish))? {
-            let (wish, sums) = Sums::of_words(&words);
-            stops |= wish;
+        for message in process_group.gather(&own.message(round.stop_request))? {
+            let (stop_request, sums) = Sums::from_message(&message);
+            stops |= stop_request;
             if sums.is_of_a_batch {
                 tally.add(&sums, self.batch.sequences as u64);
             }
@@ -136,7 +136,7 @@ impl Evaluator {
         weights: &mut Weights,
         validation: &Validation,
         tally: &mut Tally,
-        crew: &Crew,
+        process_group: &ProcessGroup,
         check: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, RunError> {
         let all = validation.window_count();
@@ -144,15 +144,15 @@ impl Evaluator {
             let sources = vec![SourceTally::default(); self.sources];
             *tally = Tally { of: all, sources, ..Tally::default() };
         }
-        let Member { rank, world_size } = crew.member();
+        let Member { rank, world_size } = process_group.member();
         let sequences = self.batch.sequences as u64;
         let (mut next, mut ended) = (tally.sequences, ControlFlow::Continue(()));
         let mut flying = VecDeque::new();
         loop {
-            let mut wish = false;
+            let mut stop_request = false;
             if next < all && ended.is_continue() {
-                wish = check().is_break();
-                if wish && crew.is_alone() {
+                stop_request = check().is_break();
+                if stop_request && process_group.is_alone() {
                     ended = ControlFlow::Break(());
                 }
             }
@@ -160,14 +160,14 @@ impl Evaluator {
             if is_more {
                 let first = next + rank as u64 * sequences;
                 let own = self.launch(weights, validation, first)?;
-                flying.push_back(Round { own, wish });
+                flying.push_back(Round { own, stop_request });
                 next = all.min(next + world_size as u64 * sequences);
             }
             // Collect the oldest round: of more than may be in flight, or of the remaining ones. All ranks
-            // do it after the same launches, so they learn of a wish to stop at the same time.
+            // do it after the same launches, so they learn of a stop request at the same time.
             if flying.len() > if is_more { IN_FLIGHT } else { 0 }
                 && let Some(oldest) = flying.pop_front()
-                && self.add_round(weights, oldest, tally, crew)?
+                && self.add_round(weights, oldest, tally, process_group)?
             {
                 ended = ControlFlow::Break(());
             }
@@ -182,7 +182,7 @@ impl Evaluator {
 struct Round {
     own: OwnBatch,
     /// True if this rank asks to stop.
-    wish: bool,
+    stop_request: bool,
 }
 
 /// The batch of this rank in a round.
@@ -209,18 +209,18 @@ struct Sums {
 }
 
 impl Sums {
-    /// As words for other ranks.
-    fn words(&self, wish: bool) -> Vec<u64> {
+    /// As a message for other ranks.
+    fn message(&self, stop_request: bool) -> Vec<u64> {
         let sums = std::iter::once(&self.all).chain(&self.sources);
         let sums = sums.flat_map(|sum| [sum.targets as u64, sum.loss_sum.to_bits()]);
-        [u64::from(wish), u64::from(self.is_of_a_batch)].into_iter().chain(sums).collect()
+        [u64::from(stop_request), u64::from(self.is_of_a_batch)].into_iter().chain(sums).collect()
     }
 
-    /// The wish of a rank, and the sums of its batch.
-    fn of_words(words: &[u64]) -> (bool, Sums) {
+    /// The stop request of a rank, and the sums of its batch.
+    fn from_message(message: &[u64]) -> (bool, Sums) {
         let sum =
             |pair: &[u64; 2]| SourceTally { targets: pair[0] as usize, loss_sum: f64::from_bits(pair[1]) };
-        let [flags, sums @ ..] = words.as_chunks().0 else { return (false, Sums::default()) };
+        let [flags, sums @ ..] = message.as_chunks().0 else { return (false, Sums::default()) };
         let mut sums = sums.iter().map(sum);
         let all = sums.next().unwrap_or_default();
         (flags[0] != 0, Sums { is_of_a_batch: flags[1] != 0, all, sources: sums.collect() })

@@ -1,8 +1,8 @@
 //! Import and export: Hugging Face folders to masters, and masters to Hugging Face folders.
 
 use crate::error::RunError;
-use crate::saved;
 use crate::source::{CONFIG_FILE, GENERATION_FILE};
+use crate::state_io;
 use std::collections::HashMap;
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype, ExportOptions, NameEntry, NameMap};
@@ -128,7 +128,7 @@ pub fn export_checkpoint(
     let mut master = |name: &str| -> Result<Vec<f32>, BoxError> {
         let shape = &shapes[name];
         let mut values = vec![0.0; shape.iter().product()];
-        let tensor = saved::prefix(StateKind::Master) + name;
+        let tensor = state_io::prefix(StateKind::Master) + name;
         checkpoint.read_rows(&tensor, 0..shape[0], bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     };

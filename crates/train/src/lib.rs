@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! run file (xtrain-config) -> spec, planner's choices -> run: begin or resume -> steps -> finish
-//! opened: a run or a Hugging Face folder, for evaluation, generation and export
+//! open_model: a run or a Hugging Face folder, for evaluation, generation and export
 //! ```
 //!
 //! Invariants: a step is computed by crate `step`, and settings are chosen by crate `planner`; files are
@@ -10,21 +10,21 @@
 //! and the form of metrics and reports, which are crates of their own.
 
 pub mod corpus;
-pub mod crew;
 pub mod draft;
 pub mod error;
+pub mod eval_data;
 pub mod evaluate;
 pub mod exchange;
 pub mod folder;
-pub mod held_out;
-pub mod opened;
+pub mod open_model;
 mod paths;
 pub mod position;
+pub mod process_group;
 pub mod profile;
 pub mod run;
 pub mod run_file;
-pub mod saved;
 pub mod source;
 pub mod spec;
+pub mod state_io;
 pub mod static_scales;
 pub mod texts;

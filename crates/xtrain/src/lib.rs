@@ -72,10 +72,10 @@ pub mod prelude {
     pub use xtrain_tensor::{DType, HostTensor, Shape, TensorType};
     pub use xtrain_train::corpus::Notice;
     pub use xtrain_train::error::RunError;
+    pub use xtrain_train::eval_data::{TextLoss, TextOptions, text as evaluate_text};
     pub use xtrain_train::evaluate::Evaluator;
     pub use xtrain_train::exchange::{export, import};
-    pub use xtrain_train::held_out::{TextLoss, TextOptions, text as evaluate_text};
-    pub use xtrain_train::opened::{OpenedModel, Which, open};
+    pub use xtrain_train::open_model::{OpenedModel, Which, open};
     pub use xtrain_train::run::{Observer, Outcome, Start, train};
     pub use xtrain_train::spec::plan;
 }

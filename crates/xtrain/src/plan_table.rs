@@ -6,8 +6,8 @@ mod ranks;
 pub(crate) use answers::{Advised, Answer};
 
 use xtrain_model::{Bf16Reason, ExpertShare};
+use xtrain_planner::fp8_skip;
 use xtrain_planner::planned::Planned;
-use xtrain_planner::slower;
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
 use xtrain_step::engine::Target;
@@ -87,7 +87,7 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
     }
     if spec.recipe.is_fp8() {
         out.push_str(&linears(&layers));
-        if slower::is_undecided(planned) && tables.target == Target::Cuda {
+        if fp8_skip::is_undecided(planned) && tables.target == Target::Cuda {
             out.push_str(
                 "layers that FP8 would make slower stay in bf16; they are measured on the GPU when the run begins, or by \
                      xtrain bench fp8 with this file\n",

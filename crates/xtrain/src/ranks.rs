@@ -15,7 +15,7 @@ use xtrain_config::{ParallelConfig, Parsed};
 use xtrain_distributed::{
     Environment, Fault, Launch, SECRET_VARIABLE, Secret, StartOptions, Variables, nccl_variables,
 };
-use xtrain_train::crew::Crew;
+use xtrain_train::process_group::ProcessGroup;
 use xtrain_train::run_file;
 
 /// Time in which this rank ends by itself after another one has ended the run: it writes its report, and
@@ -90,10 +90,10 @@ impl Place {
     }
 
     /// Joins the other processes of the run in `folder`, if it has any.
-    pub(crate) fn join(&self, parallel: &ParallelConfig, folder: &Path) -> Result<Crew, Failure> {
+    pub(crate) fn join(&self, parallel: &ParallelConfig, folder: &Path) -> Result<ProcessGroup, Failure> {
         let Some(environment) = &self.environment else {
             remove_leftovers_of_secrets(folder);
-            return Ok(Crew::alone());
+            return Ok(ProcessGroup::alone());
         };
         let secret = self.secret(environment, folder)?;
         let start = StartOptions {
@@ -117,7 +117,14 @@ impl Place {
             // Exit handlers of the driver would wait for the GPU, which may wait for another rank.
             signal_hook::low_level::exit(if fault.is_users() { 2 } else { 1 })
         };
-        Ok(Crew::join(environment.clone(), &secret, start, VERSION, parallel.timeout.duration(), ended)?)
+        Ok(ProcessGroup::join(
+            environment.clone(),
+            &secret,
+            start,
+            VERSION,
+            parallel.timeout.duration(),
+            ended,
+        )?)
     }
 
     /// The secret of the run: a variable, or a file beside the run folder, which rank 0 writes.

@@ -14,7 +14,7 @@ use xtrain_checkpoint::advice;
 
 /// Signals within this time after the first count as one with it. Some launchers, `timeout` among them,
 /// signal a process and then its group, and do not mean to discard unsaved work.
-const ONE_WISH: Duration = Duration::from_secs(1);
+const ONE_REQUEST: Duration = Duration::from_secs(1);
 
 /// The exit code of a command that was ended at once.
 const ENDED_AT_ONCE: i32 = 130;
@@ -55,7 +55,7 @@ impl Stop {
                 let since = first.get_or_insert_with(Instant::now).elapsed();
                 if !asked.swap(true, Ordering::Relaxed) {
                     say("stopping; a second signal ends it at once and saves nothing more");
-                } else if since >= ONE_WISH {
+                } else if since >= ONE_REQUEST {
                     say("ended at once; what was not saved is lost");
                     // Exit handlers of the driver may wait for the GPU.
                     signal_hook::low_level::exit(ENDED_AT_ONCE);

@@ -1,15 +1,16 @@
-//! Names of settings and values in other programs that are not just another name of one of our keys.
+//! Names of settings and values in other programs.
 //!
-//! A key's `x-aliases` are the names of the same setting, counted in the same unit; an alias of a value means
-//! that value. Everything else has a row here: settings with another meaning or unit, settings that several
-//! keys take, and those without a counterpart. A name is in one place only. Options of commands (`--gpus`)
-//! are in the command line's own table.
+//! `aliases` is the table of names that are just another name of one of our sections, keys or values. The
+//! other tables hold everything else: settings with another meaning or unit, settings that several keys take,
+//! and those without a counterpart. A name is in one place only. Options of commands (`--gpus`) are in the
+//! command line's own table.
 //!
-//! A row's name is `name`, in any section and as an option, or `section.name`, in that section, which may
-//! be another program's; with `=value`, that value alone: `=false` is also `no`, `off` and `never`, and
-//! `=negative` any number below 0. Case, `-` and `_` do not count. In a text, `` `section.key = value` `` is
-//! a setting, which messages about a command line turn into `--set`.
+//! In the other tables a row's name is `name`, in any section and as an option, or `section.name`, in that
+//! section, which may be another program's; with `=value`, that value alone: `=false` is also `no`, `off` and
+//! `never`, and `=negative` any number below 0. Case, `-` and `_` do not count. In a text,
+//! `` `section.key = value` `` is a setting, which messages about a command line turn into `--set`.
 
+mod aliases;
 mod checkpoints;
 mod data;
 mod model;
@@ -46,7 +47,13 @@ const fn why(names: &'static [&'static str], text: &'static str) -> Row {
     Row { names, answer: Answer::Why(text) }
 }
 
-/// All rows.
+/// Aliases of `name`, which is a `section`, `section.key` or `section.key=value` of the run file.
+pub(super) fn aliases(name: &str) -> impl Iterator<Item = &'static str> + use<> {
+    let row = aliases::ROWS.iter().find(|(own, _)| *own == name);
+    row.into_iter().flat_map(|(_, aliases)| aliases.split(' '))
+}
+
+/// All rows of the tables with answers.
 fn rows() -> impl Iterator<Item = &'static Row> {
     [
         training::ROWS,
@@ -74,4 +81,10 @@ pub(super) fn answer(name: &str) -> Option<&'static Answer> {
 #[cfg(test)]
 pub(super) fn all() -> impl Iterator<Item = (&'static str, &'static Answer)> {
     rows().flat_map(|row| row.names.iter().map(move |name| (*name, &row.answer)))
+}
+
+/// The names of ours that have aliases, as the table writes them.
+#[cfg(test)]
+pub(super) fn with_aliases() -> impl Iterator<Item = &'static str> {
+    aliases::ROWS.iter().map(|(name, _)| *name)
 }

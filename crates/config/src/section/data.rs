@@ -24,32 +24,18 @@ section! {
         /// files of a folder.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "required", "x-example" = "data/corpus.txt"))]
-        #[schemars(extend("x-aliases" = ["text_file", "inputs", "input_file",
-            "dataset", "dataset_path", "train_data", "train_path", "path", "input", "corpus", "train_file",
-            "train_files", "train_bin", "train_data_path", "train_dataset", "train_ds", "input_bin",
-            "data_dir", "data_path", "data_file", "data_files", "dataset_dir"
-        ]))]
         pub train: DataSources = DataSources::default(),
         /// Validation data, in the same forms as `train`. Of a folder with several splits, which `train` may
         /// name too, the validation split is read.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "none: `held_out` is split off `train`"))]
         #[schemars(extend("x-example" = "data/valid.txt"))]
-        #[schemars(extend("x-aliases" = [
-            "val", "validation", "valid_data", "val_path", "test", "validation_file", "val_file",
-            "valid_file", "eval_file", "eval_dataset", "eval_data", "val_data", "validation_data",
-            "val_dataset", "valid_path", "valid_data_path", "val_bin", "input_val_bin", "test_file"
-        ]))]
         pub valid: Option<DataSources> = None,
         /// Fraction of each source of `train` that is held out for validation. It is taken from the ends of
         /// 16 equal parts of the source, or of fewer if the source is short. 0 trains on everything. Cannot
         /// be given with `valid`.
         #[schemars(range(max = 0.9), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = format!("{HELD_OUT} without `valid`")))]
-        #[schemars(extend("x-aliases" = [
-            "val_fraction", "valid_fraction", "test_size", "val_split", "val_set_size", "validation_split",
-            "test_split_size", "val_ratio", "valid_split", "split_ratio"
-        ]))]
         pub held_out: Option<f64> = None,
         /// Tokenizer: a tokenizer.json, a Hugging Face folder, or one of three words. `"bpe"` learns a
         /// byte-level BPE vocabulary from the training text, `"bytes"` uses bytes, and `"chars"` uses the
@@ -57,10 +43,6 @@ section! {
         /// model of `model.init_from` keeps the tokenizer of its folder; docs/data-format.md says what
         /// changing a vocabulary needs.
         #[schemars(extend("x-default" = "`model.init_from`'s if set, else \"bpe\""))]
-        #[schemars(extend("x-aliases" = [
-            "tokenizer_path", "tokenizer_name", "encoding", "tokenizer_name_or_path", "tokenizer_file",
-            "tokenizer_dir"
-        ]))]
         pub tokenizer: Option<TokenizerChoice> = None,
         /// Size of the vocabulary that `tokenizer = "bpe"` learns; a short text may yield fewer.
         #[schemars(range(min = MIN_BPE_TOKENS, max = 16_777_216))]
@@ -70,59 +52,36 @@ section! {
         /// template in the tokenizer's file, as inference engines do; `true` also uses the `bos_token` that
         /// its files name. Token shards must have been written with the same setting.
         #[schemars(with = "WrittenBegin")]
-        #[schemars(extend("x-aliases" = ["add_bos", "add_bos_token", "bos", "prepend_bos"]))]
         pub begin_of_document: BeginOfDocument = BeginOfDocument::Auto,
         /// Token that ends each document, as the tokenizer spells it (`"<|endoftext|>"`). Token shards must
         /// have been written with the same one.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "the one that the tokenizer's files name"))]
         #[schemars(extend("x-example" = "<|endoftext|>"))]
-        #[schemars(extend("x-aliases" = ["eod", "append_eod", "eos_token", "eod_token", "end_token", "eos", "document_end"]))]
         pub end_of_document: Option<String> = None,
         /// Length of a training sequence.
         #[schemars(range(min = 1, max = 16_777_216))]
         #[schemars(extend("x-unit" = "tokens"))]
-        #[schemars(extend("x-aliases" = ["ctx",
-            "block_size", "sequence_length", "max_seq_len", "context_length", "n_ctx", "max_length",
-            "seq_length", "sequence_len", "max_context_length", "max_sequence_length", "max_seq_length",
-            "context_size", "context_window", "ctx_len", "seqlen", "cutoff_len", "model_max_length"
-        ]))]
         pub seq_len: usize = 1024,
         /// Keeps attention within a document and restarts positions at its start. If false, tokens also
         /// attend to earlier documents packed into their sequence.
-        #[schemars(extend("x-aliases" = [
-            "packing_mask", "reset_attention_mask", "intra_document_mask", "reset_position_ids",
-            "document_masking", "use_document_mask"
-        ]))]
         pub document_mask: bool = false,
         /// Splits a .txt file into documents at this string. Without it, each file is one document. Sources
         /// may have their own.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "none: one document per file", "x-example" = "<|endoftext|>"))]
-        #[schemars(extend("x-aliases" = [
-            "document_separator", "delimiter", "doc_separator", "document_delimiter"
-        ]))]
         pub separator: Option<String> = None,
         /// Name of the field that holds the text in .jsonl and .parquet files. Sources may have their own.
         #[schemars(length(min = 1))]
-        #[schemars(extend("x-aliases" = ["column", "key", "json_keys",
-            "text_column", "text_key", "content_field", "dataset_text_field", "text_column_name", "field",
-            "column_name", "json_key", "content_key"
-        ]))]
         pub text_field: String = "text".to_owned(),
         /// Number of bad rows that each source may skip: lines that are not JSON, and rows of .jsonl and
         /// .parquet files whose text field holds no string of UTF-8. The log says how many were skipped; one
         /// more than this number is an error.
         #[schemars(extend("x-unit" = "rows"))]
-        #[schemars(extend("x-aliases" = ["skip_errors", "ignore_errors", "max_bad_rows", "skip_bad_lines"]))]
         pub skip_bad_rows: u64 = 0,
         /// Folder that caches the tokens of texts and the vocabularies learned from them, so that the next
         /// run starts at once. It may be deleted at any time.
         #[schemars(extend("format" = "path"))]
-        #[schemars(extend("x-aliases" = [
-            "cache", "dataset_cache", "preprocessing_cache", "dataset_prepared_path", "dataset_cache_dir",
-            "data_cache_path"
-        ]))]
         pub cache_dir: String = "runs/.cache".to_owned(),
     }
 }

@@ -9,39 +9,24 @@ section! {
         /// Measures the validation loss every this many steps. 0 leaves it to `at_end`.
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-default" = format!("{EVERY}, or 0 without validation data")))]
-        #[schemars(extend("x-aliases" = [
-            "eval_interval", "eval_steps", "eval_every", "freq", "interval", "eval_freq", "val_interval",
-            "val_loss_every", "eval_every_n_steps", "validation_interval", "val_check_interval",
-            "steps_per_eval", "val_freq"
-        ]))]
         pub every: Option<u64> = None,
         /// Tokens of one evaluation, rounded up to whole sequences; always the same ones. 0 takes all
         /// validation data.
         #[schemars(extend("x-unit" = "tokens"))]
         #[schemars(extend("x-default" = format!("those of {STEPS_WORTH} training steps")))]
         #[schemars(extend("x-example" = 100_000))]
-        #[schemars(extend("x-aliases" = ["eval_tokens"]))]
         pub tokens: Option<u64> = None,
         /// Measures the validation loss once more after the last step, if there is validation data.
-        #[schemars(extend("x-aliases" = ["eval_at_end", "final_eval"]))]
         pub at_end: bool = true,
         /// Continues each of these texts after the last step, and prints the result.
         #[schemars(extend("x-example" = ["Once upon a time"]))]
-        #[schemars(extend("x-aliases" = [
-            "prompt", "start", "samples", "sample_prompts", "generation_prompts", "sample_prompt"
-        ]))]
         pub prompts: Vec<String> = Vec::new(),
         /// Longest continuation of a prompt.
         #[schemars(range(min = 1, max = 1_073_741_824))]
         #[schemars(extend("x-unit" = "tokens"))]
-        #[schemars(extend("x-aliases" = [
-            "max_new_tokens", "sample_tokens", "num_tokens_to_generate", "generation_max_new_tokens",
-            "eval_max_new_tokens"
-        ]))]
         pub max_tokens: usize = 128,
         /// Temperature of the sampling. 0 always selects the most likely token.
         #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
-        #[schemars(extend("x-aliases" = ["temp", "sample_temperature", "generation_temperature"]))]
         pub temperature: f64 = 0.8,
     }
 }

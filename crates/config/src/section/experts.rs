@@ -17,83 +17,55 @@ section! {
         #[schemars(range(min = 1, max = 1024))]
         #[schemars(extend("x-unit" = "experts", "x-example" = 8))]
         #[schemars(extend("x-default" = "required for a family with experts, without `init_from`"))]
-        #[schemars(extend("x-aliases" = [
-            "num_experts", "n_experts", "num_local_experts", "n_routed_experts", "num_moe_experts"
-        ]))]
         pub count: Option<usize> = None,
         /// Experts that a token passes through. At most `count`.
         #[schemars(range(min = 1, max = 1024))]
         #[schemars(extend("x-unit" = "experts", "x-default" = "2"))]
-        #[schemars(extend("x-aliases" = [
-            "num_experts_per_tok", "num_experts_per_token", "top_k", "moe_top_k", "moe_router_topk", "experts_per_token"
-        ]))]
         pub per_token: Option<usize> = None,
         /// Width inside an expert's SwiGLU.
         #[schemars(range(min = 1, max = 16_777_216))]
         #[schemars(extend("x-unit" = "features", "x-default" = "`model.ffn_dim`"))]
-        #[schemars(extend("x-aliases" = [
-            "moe_intermediate_size", "moe_ffn_hidden_size", "moe_hidden_dim", "moe_inter_dim", "expert_dim"
-        ]))]
         pub ffn_dim: Option<usize> = None,
         /// Width inside the shared SwiGLU, which every token passes through. 0 for none.
         #[schemars(range(max = 16_777_216))]
         #[schemars(extend("x-unit" = "features", "x-default" = "`ffn_dim` for `dots1`, else 0"))]
-        #[schemars(extend("x-aliases" = [
-            "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"
-        ]))]
         pub shared_ffn_dim: Option<usize> = None,
         /// Score function of the router.
         #[schemars(extend("x-default" = "`\"sigmoid\"` for `dots1`, else `\"softmax\"`"))]
-        #[schemars(extend("x-aliases" = ["scoring_func", "score_func", "score_function", "moe_router_score_function"]))]
         pub score: Option<ExpertScore> = None,
         /// Divides the gates of a token by their sum.
         #[schemars(extend("x-default" = "`true`"))]
-        #[schemars(extend("x-aliases" = ["norm_topk_prob", "route_norm", "normalize", "renormalize"]))]
         pub normalise: Option<bool> = None,
         /// Factor of all gates.
         #[schemars(extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-default" = "`1.0`", "x-example" = 2.5))]
-        #[schemars(extend("x-aliases" = [
-            "routed_scaling_factor", "route_scale", "moe_router_topk_scaling_factor"
-        ]))]
         pub scale: Option<f64> = None,
         /// Groups of consecutive experts. Must divide `count`.
         #[schemars(range(min = 1, max = 32))]
         #[schemars(extend("x-unit" = "groups", "x-default" = "1"))]
-        #[schemars(extend("x-aliases" = ["n_group", "n_expert_groups", "num_expert_groups", "moe_router_num_groups"]))]
         pub groups: Option<usize> = None,
         /// Groups from which a token chooses: those whose two best experts have the largest sums of scores.
         #[schemars(range(min = 1, max = 32))]
         #[schemars(extend("x-unit" = "groups", "x-default" = "`groups`"))]
-        #[schemars(extend("x-aliases" = ["topk_group", "n_limited_groups", "num_limited_groups", "moe_router_group_topk"]))]
         pub top_groups: Option<usize> = None,
         /// Blocks that have the dense feed-forward of width `model.ffn_dim`, from 0.
         #[schemars(extend("x-unit" = "blocks", "x-default" = "`[]`", "x-example" = [0]))]
-        #[schemars(extend("x-aliases" = ["mlp_only_layers"]))]
         pub dense_blocks: Option<Vec<usize>> = None,
         /// Load balancing of experts. Without it, most tokens choose the same few.
         #[schemars(extend("x-default" = "`\"bias\"` for `dots1`, else `\"loss\"`"))]
-        #[schemars(extend("x-aliases" = ["load_balancing", "moe_router_load_balancing_type", "aux_loss"]))]
         pub balance: Option<Balance> = None,
         /// Weight of the balance loss, with `balance = "loss"`.
         #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = format!("the folder's, else {BALANCE_LOSS}")))]
-        #[schemars(extend("x-aliases" = [
-            "router_aux_loss_coef", "aux_loss_alpha", "moe_aux_loss_coeff", "moe_aux_loss_coef", "aux_loss_coef"
-        ]))]
         pub balance_loss: Option<f64> = None,
         /// How much a step changes the bias of an expert, with `balance = "bias"`.
         #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = format!("{BIAS_RATE}")))]
-        #[schemars(extend("x-aliases" = [
-            "moe_router_bias_update_rate", "bias_update_speed", "bias_update_rate", "load_balance_coeff"
-        ]))]
         pub bias_rate: Option<f64> = None,
         /// Weight of the router's z-loss, the mean squared log-sum-exp of a block's logits (ST-MoE, arXiv
         /// 2202.08906, section 3.3). 0 leaves it out.
         #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = "`0.0`"))]
-        #[schemars(extend("x-aliases" = ["router_z_loss_coef", "moe_z_loss_coeff", "router_z_loss"]))]
         pub z_loss: Option<f64> = None,
     }
 }
@@ -114,14 +86,11 @@ pub enum ExpertScore {
 pub enum Balance {
     /// A loss that is smallest where all experts get equally many tokens (Switch Transformer, arXiv
     /// 2101.03961, section 2.2).
-    #[schemars(extend("x-aliases" = ["aux_loss", "aux", "auxiliary"]))]
     Loss,
     /// A bias on each expert's score, for the choice alone, that every step moves towards equal loads
     /// (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
-    #[schemars(extend("x-aliases" = ["aux_loss_free", "aux-loss-free", "loss_free"]))]
     Bias,
     /// Nothing.
-    #[schemars(extend("x-aliases" = ["off", "false"]))]
     None,
 }
 

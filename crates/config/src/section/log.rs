@@ -6,24 +6,16 @@ section! {
         /// Reports every this many steps.
         #[schemars(range(min = 1))]
         #[schemars(extend("x-unit" = "steps"))]
-        #[schemars(extend("x-aliases" = [
-            "log_interval", "logging_steps", "log_freq", "log_every", "interval", "logging_interval",
-            "log_every_n_steps", "steps_per_print", "steps_per_report", "print_every", "print_freq",
-            "log_steps"
-        ]))]
         pub every: u64 = 10,
         /// Writes TensorBoard events into the run folder.
-        #[schemars(extend("x-aliases" = ["enable_tensorboard", "tb", "use_tensorboard"]))]
         pub tensorboard: bool = true,
         /// Writes metrics.jsonl, one JSON object per line, into the run folder. The report reads it.
-        #[schemars(extend("x-aliases" = ["json", "metrics", "metrics_file"]))]
         pub jsonl: bool = true,
         /// Program and arguments, started without a shell, that receives each line of metrics.jsonl on its
         /// standard input. The run never waits for it; a program that reads too slowly misses lines. Only a
         /// run file or `--set` starts a program: the config.toml of a run folder does not record it.
         /// docs/watching.md has examples.
         #[schemars(extend("x-example" = ["python", "to_wandb.py"]))]
-        #[schemars(extend("x-aliases" = ["hook"]))]
         pub command: Vec<String> = Vec::new(),
     }
 }

@@ -1,9 +1,9 @@
 //! One file per section of the run file; one struct field per key.
 //!
 //! A field is the only place that knows its key: its doc comment is the text of the reference, its
-//! attributes carry unit, range, example and the names that other programs use for it, and the default
-//! follows its `=`. The parser, the error messages and docs/configuration.md are all derived from
-//! these structs, so a new key is one new field.
+//! attributes carry unit, range and example, and the default follows its `=`. Names of the key in other
+//! programs are in the tables of `elsewhere`. The parser, the error messages and docs/configuration.md are
+//! all derived from these structs, so a new key is one new field.
 //!
 //! Invariant: a key whose default depends on other keys, or that excludes another key, is an `Option`;
 //! `None` means "not given". Keys of any other type hold their value or their fixed default. So the rules
@@ -12,9 +12,7 @@
 /// Declares a section: `pub key: Type = default,` for each key.
 ///
 /// Expands to the struct, its derives and its `Default`. Attributes that the fields use beyond serde's:
-/// `x-unit`, `x-default` (text for a default that is computed), `x-example` and `x-aliases` (names of the
-/// same thing in other programs, in the same unit: used to recognise them in errors, never accepted; other
-/// names have a row in `elsewhere`).
+/// `x-unit`, `x-default` (text for a default that is computed) and `x-example`.
 macro_rules! section {
     (
         $(#[$meta:meta])*

@@ -21,84 +21,51 @@ section! {
         /// the context.
         #[schemars(extend("format" = "path"))]
         #[schemars(extend("x-example" = "models/Qwen3-0.6B"))]
-        #[schemars(extend("x-aliases" = ["model", "hf_model", "m",
-            "pretrained", "model_name_or_path", "checkpoint", "base_model", "model_name",
-            "pretrained_model_name_or_path", "pretrained_model", "model_path", "model_id", "init_checkpoint",
-            "load_weights", "load_from", "from_pretrained", "base_model_name_or_path"
-        ]))]
         pub init_from: Option<String> = None,
         /// Model family: determines the block and the names of tensors in an export.
         #[schemars(extend("x-default" = "`\"qwen3\"`"))]
-        #[schemars(extend("x-aliases" = ["model_type", "name", "architecture", "model_arch", "arch"]))]
         pub family: Option<Family> = None,
         /// Width of the residual stream.
         #[schemars(range(min = 1, max = 1_048_576))]
         #[schemars(extend("x-unit" = "features"))]
         #[schemars(extend("x-default" = "required without `init_from`"))]
         #[schemars(extend("x-example" = 512))]
-        #[schemars(extend("x-aliases" = [
-            "n_embd", "hidden_size", "d_model", "embed_dim", "hidden_dim", "width", "embedding_dim",
-            "n_embed", "model_dim", "emb_dim"
-        ]))]
         pub dim: Option<usize> = None,
         /// Number of transformer blocks.
         #[schemars(range(min = 1, max = 1024))]
         #[schemars(extend("x-unit" = "blocks"))]
         #[schemars(extend("x-default" = "required without `init_from`"))]
         #[schemars(extend("x-example" = 8))]
-        #[schemars(extend("x-aliases" = [
-            "n_layer", "n_layers", "num_hidden_layers", "num_layers", "depth", "n_blocks", "num_blocks",
-            "num_transformer_layers", "nlayers"
-        ]))]
         pub layers: Option<usize> = None,
         /// Number of query heads of each attention.
         #[schemars(range(min = 1, max = 65_536))]
         #[schemars(extend("x-unit" = "heads", "x-default" = "required without `init_from`", "x-example" = 8))]
-        #[schemars(extend("x-aliases" = [
-            "n_head", "n_heads", "num_attention_heads", "num_heads", "num_query_heads", "query_heads",
-            "n_attention_heads", "nhead"
-        ]))]
         pub heads: Option<usize> = None,
         /// Number of key and value heads (grouped-query attention). Must divide `heads`.
         #[schemars(range(min = 1, max = 65_536))]
         #[schemars(extend("x-unit" = "heads", "x-default" = "`heads`", "x-example" = 2))]
-        #[schemars(extend("x-aliases" = [
-            "n_kv_heads", "n_kv_head", "num_key_value_heads", "num_kv_heads", "num_query_groups"
-        ]))]
         pub kv_heads: Option<usize> = None,
         /// Width of one head. Even, because RoPE rotates pairs. `heads * head_dim` need not equal `dim`.
         #[schemars(range(min = 2, max = 65_536))]
         #[schemars(extend("x-unit" = "features", "x-default" = "`dim / heads`", "x-example" = 64))]
-        #[schemars(extend("x-aliases" = [
-            "d_head", "head_size", "kv_channels", "attention_head_dim", "dim_head"
-        ]))]
         pub head_dim: Option<usize> = None,
         /// Width inside the SwiGLU feed-forward.
         #[schemars(range(min = 1, max = 16_777_216))]
         #[schemars(extend("x-unit" = "features"))]
         #[schemars(extend("x-default" = "`8/3 * dim`, rounded up to a multiple of 64"))]
-        #[schemars(extend("x-aliases" = [
-            "intermediate_size", "ffn_hidden_size", "mlp_dim", "n_inner", "d_ff", "hidden_features",
-            "ffn_hidden_dim", "mlp_hidden_size", "mlp_hidden_dim", "dim_feedforward"
-        ]))]
         pub ffn_dim: Option<usize> = None,
         /// Rows of the embedding and the head. May be larger than the tokenizer's vocabulary, as padding;
         /// never smaller.
         #[schemars(range(min = 2, max = 16_777_216))]
         #[schemars(extend("x-unit" = "tokens", "x-default" = "the tokenizer's"))]
-        #[schemars(extend("x-aliases" = ["n_vocab", "padded_vocab_size"]))]
         pub vocab_size: Option<usize> = None,
         /// Longest sequence that the model claims to serve: written to config.json. At least `data.seq_len`.
         #[schemars(range(min = 1, max = 1_073_741_824))]
         #[schemars(extend("x-unit" = "tokens", "x-default" = "`data.seq_len`, or the `init_from` folder's"))]
-        #[schemars(extend("x-aliases" = ["n_positions", "max_position"]))]
         pub max_position_embeddings: Option<usize> = None,
         /// Base of the rotary position frequencies.
         #[schemars(extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-default" = format!("`{ROPE_THETA:?}`")))]
-        #[schemars(extend("x-aliases" = [
-            "rope_base", "rotary_base", "theta", "rotary_emb_base", "rope_freq_base"
-        ]))]
         pub rope_theta: Option<f64> = None,
         /// Stretches the rotary frequencies for contexts longer than the model was first trained on.
         #[schemars(extend("x-example" = {
@@ -108,39 +75,27 @@ section! {
         /// Added to the mean square inside every RMSNorm.
         #[schemars(extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-default" = format!("`{NORM_EPS:?}`")))]
-        #[schemars(extend("x-aliases" = [
-            "rms_norm_eps", "layer_norm_eps", "layernorm_epsilon", "norm_epsilon", "rms_norm_epsilon", "layer_norm_epsilon"
-        ]))]
         pub norm_eps: Option<f64> = None,
         /// Shares the embedding's weights with the output head.
         #[schemars(extend("x-default" = "`false`"))]
-        #[schemars(extend("x-aliases" = [
-            "tie_word_embeddings", "weight_tying", "tied_embeddings", "enable_weight_tying", "tie_weights",
-            "share_embeddings", "tie_embedding"
-        ]))]
         pub tie_embeddings: Option<bool> = None,
         /// Gives the query, key and value projections biases.
         #[schemars(extend("x-default" = true_for(Family::qkv_bias)))]
-        #[schemars(extend("x-aliases" = ["attention_bias", "bias", "add_qkv_bias", "attn_bias"]))]
         pub qkv_bias: Option<bool> = None,
         /// Normalises each query and key head by an RMSNorm before RoPE.
         #[schemars(extend("x-default" = true_for(Family::qk_norm)))]
-        #[schemars(extend("x-aliases" = ["use_qk_norm", "qk_layernorm", "qk_normalization"]))]
         pub qk_norm: Option<bool> = None,
         /// Probability of dropping an element after the embedding and at the end of each residual branch,
         /// while training.
         #[schemars(range(max = 0.99), extend("minimum" = 0.0))]
-        #[schemars(extend("x-aliases" = ["resid_pdrop", "hidden_dropout"]))]
         pub dropout: f64 = 0.0,
         /// Standard deviation of the normal distribution that random weights start from; projections into the
         /// residual stream get `init_std / sqrt(2 * layers)`. Not used with `init_from`.
         #[schemars(extend("exclusiveMinimum" = 0.0))]
-        #[schemars(extend("x-aliases" = ["initializer_range", "init_method_std"]))]
         pub init_std: f64 = 0.02,
         /// Weight of the z-loss, `z_loss * log(sum(exp(logits)))^2` a token, which keeps logits from
         /// drifting. 0 leaves it out.
         #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
-        #[schemars(extend("x-aliases" = ["z_loss_weight", "z_loss_coef"]))]
         pub z_loss: f64 = 0.0,
     }
 }

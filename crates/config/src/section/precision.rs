@@ -13,17 +13,10 @@ section! {
         /// Name of the recipe. A resumed run keeps its own unless the file or `--set` names one. FP8 on a GPU
         /// needs Ada or newer, `fp8-row` and `fp8-block` need Hopper; the CPU emulates it.
         #[schemars(extend("x-default" = "`\"bf16\"` on a GPU, `\"fp32\"` on the CPU"))]
-        #[schemars(extend("x-aliases" = [
-            "dtype", "mixed_precision", "precision", "torch_dtype", "mixed_precision_param", "compute_dtype",
-            "model_dtype", "amp_dtype", "matmul_dtype", "recipe_name", "fp8_recipe"
-        ]))]
         pub recipe: Option<Recipe> = None,
         /// GEMMs of linear layers that an FP8 recipe leaves in bf16: `blocks.3.attn.o_proj:wgrad`, where `*`
         /// matches any text; without a colon, all three GEMMs of a layer.
         #[schemars(extend("x-example" = ["*.o_proj:wgrad"]))]
-        #[schemars(extend("x-aliases" = [
-            "filter_fqns", "skip_modules", "ignored_layers", "modules_to_not_convert"
-        ]))]
         pub skip: Vec<String> = Vec::new(),
         /// Linear layers that an FP8 recipe leaves in bf16, in all blocks, because FP8 would make them
         /// slower. A list, even an empty one, turns the measurement off. Without the key, a run that begins
@@ -35,16 +28,13 @@ section! {
         /// Number of first blocks that an FP8 recipe leaves in bf16.
         #[schemars(range(min = 0, max = 1_000_000))]
         #[schemars(extend("x-unit" = "blocks"))]
-        #[schemars(extend("x-aliases" = ["num_layers_at_start_in_bf16"]))]
         pub bf16_first_layers: usize = 0,
         /// Number of last blocks that an FP8 recipe leaves in bf16.
         #[schemars(range(min = 0, max = 1_000_000))]
         #[schemars(extend("x-unit" = "blocks"))]
-        #[schemars(extend("x-aliases" = ["num_layers_at_end_in_bf16"]))]
         pub bf16_last_layers: usize = 0,
         /// Number format of the head's GEMMs: `fp8` uses the recipe's format, as in the blocks. docs/fp8.md
         /// gives the effect on loss and step time.
-        #[schemars(extend("x-aliases" = ["lm_head", "fp8_head", "fp8_lm_head"]))]
         pub head: HeadFormat = HeadFormat::Bf16,
         /// GEMMs that may accumulate in the tensor cores, which keep 14 bits of a sum (DeepSeek-V3, arXiv
         /// 2412.19437, section 3.5.2). Applies to all recipes but `fp8-block`.
@@ -52,7 +42,6 @@ section! {
         pub fast_accumulation: Vec<Gemm> = Vec::new(),
         /// Rounds scales down to powers of two, so that scaling itself causes no rounding.
         #[schemars(extend("x-default" = "true for `fp8-row` and `fp8-block`, else false"))]
-        #[schemars(extend("x-aliases" = ["round_scales_to_power_of_2", "force_pow_2_scales"]))]
         pub pow2_scales: Option<bool> = None,
         /// Format in which SwiGLU's input, the largest tensor of a block, is saved for the backward: `fp8` is
         /// E4M3 in tiles of 128 numbers; the backward then recomputes SwiGLU's output from it.
@@ -66,21 +55,17 @@ section! {
         /// Number of past steps whose amax determines a scale of `fp8-delayed`.
         #[schemars(range(min = 1, max = 65_536))]
         #[schemars(extend("x-unit" = "steps"))]
-        #[schemars(extend("x-aliases" = ["amax_history_length", "fp8_amax_history_len"]))]
         pub amax_history_len: usize = 1024,
         /// Amax that determines the scale: the largest in the history, or that of the previous step.
-        #[schemars(extend("x-aliases" = ["amax_compute_algo", "fp8_amax_compute_algo"]))]
         pub amax_compute: AmaxCompute = AmaxCompute::Max,
         /// Headroom of `fp8-delayed`: its scales map the amax to the format's largest number divided by
         /// `2^margin`.
         #[schemars(range(min = 0, max = 16))]
-        #[schemars(extend("x-aliases" = ["fp8_margin"]))]
         pub margin: u32 = 0,
         /// File with static scales in place of delayed ones under `fp8-delayed`: the scale of each input,
         /// weight and output gradient, fixed for the whole run. `xtrain inspect --write-scales` writes it
         /// from a checkpoint (docs/fp8.md).
         #[schemars(length(min = 1), extend("x-example" = "scales.toml"))]
-        #[schemars(extend("x-aliases" = ["static_scale", "scaling_type", "scales"]))]
         pub static_scales: Option<String> = None,
         /// Interval of reference segments in an FP8 run; 0 runs none. A segment runs the next steps in bf16
         /// on a copy of the state, then in FP8, and reports the difference of the losses (docs/fp8.md).

@@ -14,50 +14,30 @@ section! {
     /// [`Config::schedule`](crate::Config).
     pub struct ScheduleConfig {
         /// Learning rate after the warmup.
-        #[schemars(extend("x-aliases" = [
-            "lr_scheduler_type", "lr_scheduler", "name", "type", "lr_schedule", "lr_schedule_type",
-            "lr_decay_style", "scheduler", "scheduler_type"
-        ]))]
         pub kind: ScheduleKind = ScheduleKind::Cosine,
         /// Length of the linear warmup. 0 starts at the peak.
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-default" = format!("{WARMUP_STEPS}, or a tenth of the steps if that is less")))]
         #[schemars(extend("x-example" = 100))]
-        #[schemars(extend("x-aliases" = [
-            "warmup_iters", "warmup", "num_warmup_steps", "warmup_num_steps", "lr_warmup_steps",
-            "lr_warmup_iters", "linear_warmup_steps"
-        ]))]
         pub warmup_steps: Option<u64> = None,
         /// Final learning rate as a fraction of `optimizer.lr`. Not with `min_lr` or kind `constant`.
         #[schemars(range(max = 1.0), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = format!("{MIN_LR_RATIO}")))]
-        #[schemars(extend("x-aliases" = [
-            "min_lr_factor", "final_lr_fraction", "min_lr_rate", "cosine_min_lr_ratio",
-            "learning_rate_decay_frac", "final_lr_frac", "min_lr_frac"
-        ]))]
         pub min_lr_ratio: Option<f64> = None,
         /// Final learning rate. At most `optimizer.lr`. Not with `min_lr_ratio` or kind `constant`.
         #[schemars(extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = "`min_lr_ratio * optimizer.lr`", "x-example" = 3e-5))]
-        #[schemars(extend("x-aliases" = ["final_lr", "min_learning_rate", "lr_end", "end_lr", "eta_min"]))]
         pub min_lr: Option<f64> = None,
         /// Length of the final decay of kind `wsd`. Not with `decay_fraction`.
         #[schemars(range(min = 1))]
         #[schemars(extend("x-unit" = "steps", "x-default" = "`decay_fraction` of the steps"))]
-        #[schemars(extend("x-aliases" = [
-            "num_decay_steps", "cooldown_steps", "lr_wsd_decay_iters", "cooldown_iters", "warmdown_iters"
-        ]))]
         pub decay_steps: Option<u64> = None,
         /// Length of the final decay of kind `wsd`, as a fraction of all steps. Not with `decay_steps`.
         #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-default" = format!("{DECAY_FRACTION} for `wsd`")))]
-        #[schemars(extend("x-aliases" = [
-            "decay_ratio", "cooldown_fraction", "warmdown_ratio", "decay_frac", "cooldown_frac"
-        ]))]
         pub decay_fraction: Option<f64> = None,
         /// Shape of the final decay of kind `wsd`.
         #[schemars(extend("x-default" = "\"sqrt\" for `wsd`"))]
-        #[schemars(extend("x-aliases" = ["cooldown_type", "lr_wsd_decay_style"]))]
         pub decay_shape: Option<DecayShape> = None,
     }
 }

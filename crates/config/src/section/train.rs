@@ -3,6 +3,7 @@
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
+use crate::elsewhere::aliases;
 use crate::{OrAuto, TimeLimit};
 
 section! {
@@ -13,68 +14,34 @@ section! {
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-default" = "required, or `tokens` or `epochs`"))]
         #[schemars(extend("x-example" = 1000))]
-        #[schemars(extend("x-aliases" = [
-            "max_iters", "max_steps", "num_steps", "iterations", "n_steps", "train_iters", "num_iterations",
-            "num_iters", "max_iterations", "train_steps", "max_train_steps", "training_steps",
-            "num_training_steps", "total_steps", "total_training_steps", "n_iters", "iters"
-        ]))]
         pub steps: Option<u64> = None,
         /// Length of the run in training tokens, rounded up to whole steps.
         #[schemars(range(min = 1))]
         #[schemars(extend("x-unit" = "tokens", "x-example" = 1_000_000_000_i64))]
-        #[schemars(extend("x-aliases" = [
-            "max_tokens", "total_tokens", "num_tokens", "train_tokens", "training_tokens", "n_tokens",
-            "token_budget"
-        ]))]
         pub tokens: Option<u64> = None,
         /// Length of the run in passes over the sequences of the training data, rounded up to whole steps.
         #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-unit" = "epochs", "x-example" = 2.0))]
-        #[schemars(extend("x-aliases" = [
-            "num_epochs", "num_train_epochs", "max_epochs", "n_epochs", "train_epochs", "total_epochs",
-            "n_epoch"
-        ]))]
         pub epochs: Option<f64> = None,
         /// Sequences in an optimizer step, over all micro-batches and all devices.
         #[schemars(range(min = 1, max = 16_777_216))]
         #[schemars(extend("x-unit" = "sequences"))]
-        #[schemars(extend("x-aliases" = ["b",
-            "global_batch_size", "bs", "batch", "train_batch_size", "global_batch", "effective_batch_size",
-            "gbs"
-        ]))]
         pub batch_size: usize = 8,
         /// Sequences that go through the model at once; gradients of `batch_size / micro_batch_size` passes
         /// are summed. Must divide `batch_size`. A smaller number needs less memory and changes the result
         /// only by rounding. `"auto"` chooses the fastest number that fits.
         #[schemars(schema_with = "sequences_or_auto")]
         #[schemars(extend("x-unit" = "sequences", "x-default" = "`batch_size`"))]
-        #[schemars(extend("x-aliases" = [
-            "local_batch_size", "per_device_train_batch_size", "device_batch_size", "mbs", "microbatch_size",
-            "train_micro_batch_size_per_gpu", "micro_batch", "micro_bs", "microbatch",
-            "per_device_batch_size", "per_gpu_train_batch_size", "per_gpu_batch_size", "batch_size_per_gpu"
-        ]))]
         pub micro_batch_size: Option<OrAuto> = None,
         /// Seed of weights, data order and dropout.
-        #[schemars(extend("x-aliases" = [
-            "random_seed", "data_seed", "global_seed", "rng_seed", "manual_seed", "train_seed"
-        ]))]
         pub seed: u64 = 0,
         /// Activations that the backward recomputes instead of reading them from memory. Changes no bit of
         /// the gradients.
-        #[schemars(extend("x-aliases" = [
-            "activation_checkpoint", "activation_checkpointing", "gradient_checkpointing", "ac",
-            "recompute_block", "mode", "gradient_checkpoint", "grad_checkpoint", "checkpoint_activations",
-            "recompute_granularity", "recompute_activations", "activation_recompute"
-        ]))]
         pub recompute: Recompute = Recompute::Auto,
         /// Number of blocks, from the first one, in which `recompute` applies; the others save everything.
         /// Trades spare memory for speed. A number needs `recompute = "norms"` or `"block"`.
         #[schemars(schema_with = "blocks_or_auto")]
         #[schemars(extend("x-unit" = "blocks", "x-default" = "`\"auto\"` with `recompute = \"auto\"`, else all"))]
-        #[schemars(extend("x-aliases" = [
-            "recompute_layers", "recompute_num_layers", "checkpoint_num_layers",
-            "activations_checkpoint_num_layers"
-        ]))]
         pub recompute_blocks: Option<OrAuto> = None,
         /// Tokens whose logits exist at a time. A smaller number saves memory if the vocabulary is large.
         /// With `precision.head = "fp8"` it must be a multiple of 128. Changes the result by rounding, so
@@ -82,47 +49,29 @@ section! {
         /// 1%.
         #[schemars(schema_with = "tokens_or_auto")]
         #[schemars(extend("x-unit" = "tokens"))]
-        #[schemars(extend("x-aliases" = ["loss_chunk_size", "logits_chunk", "ce_chunk", "chunk_size"]))]
         pub loss_chunk: OrAuto = OrAuto::Auto,
         /// Chooses `"auto"` settings by the speed measured on this GPU when the run begins, instead of the
         /// built-in device table. A plan made on another machine may then choose differently.
         pub tune: bool = false,
         /// Device to compute on.
-        #[schemars(extend("x-aliases" = ["backend", "accelerator", "device_type"]))]
         pub device: Device = Device::Auto,
         /// Adds attention's gradients in a fixed order on a GPU, so that a repeated or resumed run gives the
         /// same bits; the fastest backward may not. The CPU always does.
-        #[schemars(extend("x-aliases" = [
-            "deterministic", "deterministic_attention", "use_deterministic_algorithms", "deterministic_mode",
-            "full_determinism"
-        ]))]
         pub attention_deterministic: bool = false,
         /// CPU threads. 0 uses all cores.
         #[schemars(range(min = 0, max = 1024))]
         #[schemars(extend("x-unit" = "threads"))]
-        #[schemars(extend("x-aliases" = [
-            "num_threads", "n_threads", "num_cpu_threads", "num_cpu_threads_per_process", "cpu_threads",
-            "omp_num_threads"
-        ]))]
         pub threads: usize = 0,
         /// Saves a checkpoint and ends the run, successfully, after this wall-clock time: "2h30m", "170m",
         /// "45s", "0.5s", "1d". `--resume` continues the run. After the last step, evaluation and export are
         /// completed in any case; samples are cut, and `--resume` writes them.
         #[schemars(extend("x-example" = "2h30m"))]
-        #[schemars(extend("x-aliases" = [
-            "time_limit", "max_hours", "max_train_time", "timeout", "max_minutes", "max_seconds",
-            "max_duration", "wall_time", "walltime", "exit_duration"
-        ]))]
         pub max_time: Option<TimeLimit> = None,
         /// Run folder, which receives the resolved configuration, metrics, checkpoints and the export. The
         /// `config.toml` of a run folder means that folder, wherever it is.
         #[schemars(length(min = 1), extend("format" = "path"))]
         #[schemars(extend("x-default" = "`runs/` and the run file's name without .toml"))]
         #[schemars(extend("x-example" = "runs/first"))]
-        #[schemars(extend("x-aliases" = [
-            "out_dir", "output_dir", "dump_folder", "save_dir", "run_dir", "output_folder", "output_path",
-            "work_dir", "default_root_dir", "project_dir", "run_folder"
-        ]))]
         pub out: Option<String> = None,
         /// Folder from which relative paths in this file are resolved; a path that does not exist there is
         /// resolved from the current folder. The `config.toml` of a run folder names the folder in which the
@@ -130,22 +79,15 @@ section! {
         #[schemars(length(min = 1), extend("format" = "path"))]
         #[schemars(extend("x-default" = "the folder in which the command runs"))]
         #[schemars(extend("x-example" = "/home/me/project"))]
-        #[schemars(extend("x-aliases" = ["base_dir", "root", "root_dir", "cwd", "working_dir", "relative_to"]))]
         pub started_in: Option<String> = None,
         /// Ends the run with an error after this many steps in a row whose loss or gradient norm was not
         /// finite. Such a step changes no weight. 0 never ends it.
         #[schemars(extend("x-unit" = "steps"))]
-        #[schemars(extend("x-aliases" = ["max_nan_steps", "nan_limit"]))]
         pub max_nonfinite_steps: u64 = 10,
         /// Ends the run with an error, instead of a warning, when it diverges: the loss stays above that of
         /// guessing, or the gradient norm stays at many times its running median (docs/watching.md).
-        #[schemars(extend("x-aliases" = ["stop_on_nan", "divergence", "terminate_on_nan", "stop_on_spike"]))]
         pub stop_on_divergence: bool = false,
         /// Checks the result of every operation for NaN and infinity and names the first bad one. Slow.
-        #[schemars(extend("x-aliases" = [
-            "detect_anomaly", "check_nan", "debug_nans", "anomaly_detection",
-            "check_for_nan_in_loss_and_grad"
-        ]))]
         pub check_numerics: bool = false,
     }
 }
@@ -199,16 +141,12 @@ fn tokens_or_auto(_: &mut SchemaGenerator) -> Schema {
 pub enum Recompute {
     /// The fastest of the other values that fits into the device's memory, or `"norms"` where that is slower
     /// by next to nothing (docs/decisions/chosen-settings.md).
-    #[schemars(extend("x-aliases" = ["memory_budget", "default"]))]
     Auto,
     /// Nothing: every activation is saved.
-    #[schemars(extend("x-aliases" = ["off", "false", "0", "no"]))]
     None,
     /// The outputs of norms and of SwiGLU, which are cheap to compute and large to save.
-    #[schemars(extend("x-aliases" = ["selective", "norm", "partial"]))]
     Norms,
     /// Whole blocks: only each block's input is saved.
-    #[schemars(extend("x-aliases" = ["full", "true", "on", "blocks", "layer", "all", "uniform"]))]
     Block,
 }
 
@@ -221,7 +159,6 @@ pub enum Device {
     /// The CPU, even if there is a GPU.
     Cpu,
     /// An NVIDIA GPU, or an error.
-    #[schemars(extend("x-aliases" = Device::Cuda.aliases()))]
     Cuda,
 }
 
@@ -239,10 +176,7 @@ impl Device {
     }
 
     /// Names of the device in other programs.
-    pub const fn aliases(self) -> &'static [&'static str] {
-        match self {
-            Device::Auto | Device::Cpu => &[],
-            Device::Cuda => &["gpu", "nvidia"],
-        }
+    pub fn aliases(self) -> impl Iterator<Item = &'static str> {
+        aliases(&format!("train.device={}", self.name()))
     }
 }

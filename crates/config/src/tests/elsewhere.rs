@@ -1,9 +1,9 @@
-//! The table of names in other programs: each is in one place, and what an answer says to write is accepted.
+//! The tables of names in other programs: each is in one place, and what an answer says to write is accepted.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use super::super::elsewhere::{Answer, all};
-use super::super::schema::{Key, Section, sections};
+use super::super::elsewhere::{Answer, aliases, all, with_aliases};
+use super::super::schema::{Key, Kind, Section, sections};
 use super::super::suggest::plain;
 use super::super::{advice, is_key};
 use super::{MINIMAL, errors, errors_with, minimal, parse};
@@ -68,6 +68,29 @@ fn every_setting_of_an_answer_is_accepted() {
         }
     }
     assert!(seen > 100, "{seen}");
+}
+
+/// The words that a key of this type takes.
+fn words(kind: &Kind) -> Vec<&str> {
+    match kind {
+        Kind::Choice(words) => words.iter().map(|word| word.name.as_str()).collect(),
+        Kind::Either(kinds) => kinds.iter().flat_map(words).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn what_has_an_alias_exists() {
+    let mut ours: HashSet<String> = sections().iter().map(|section| section.name.clone()).collect();
+    for (section, key) in keys() {
+        let path = format!("{}.{}", section.name, key.name);
+        ours.extend(words(&key.kind).into_iter().map(|word| format!("{path}={word}")));
+        ours.insert(path);
+    }
+    for name in with_aliases() {
+        assert!(ours.remove(name), "{name} is no section, key or value, or has two rows");
+        assert!(aliases(name).all(|alias| !alias.is_empty()), "{name}: one space between aliases");
+    }
 }
 
 #[test]

@@ -297,11 +297,11 @@ fn sources_inherit_field_and_separator() {
         "data.separator=\"\\n\"",
     ])
     .config;
-    let told = config
+    let formats = config
         .data
         .train
         .0
         .iter()
         .map(|source| (config.data.text_field(source), config.data.separator(source)));
-    assert_eq!(told.collect::<Vec<_>>(), [("text", Some("\n")), ("body", Some("--"))]);
+    assert_eq!(formats.collect::<Vec<_>>(), [("text", Some("\n")), ("body", Some("--"))]);
 }

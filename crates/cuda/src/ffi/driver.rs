@@ -167,7 +167,7 @@ functions! {
             pointer: *mut CuDevicePtr,
             bytes: usize,
             alignment: usize,
-            wished: CuDevicePtr,
+            requested: CuDevicePtr,
             flags: c_ulonglong,
         ) -> c_int;
         fn cuMemAddressFree(pointer: CuDevicePtr, bytes: usize) -> c_int;

@@ -103,7 +103,7 @@ impl Background {
         let ready = poll::wait(&interests, TICK)?;
         let (own, gate) = ready.split_at(1 + self.links.len());
         if own[0].reads {
-            // One read empties it but for a flood of wishes, which wakes it again.
+            // One read empties it but for a flood of requests, which wakes it again.
             let _ = (&self.wake).read(&mut [0; 256]);
         }
         let links = own[1..].iter().map(|ready| ready.reads || ready.writes).collect();

@@ -69,8 +69,8 @@ fn work(world: &World) -> Result<(), CommError> {
     for round in 0..8u8 {
         let gathered = control.gather(&[round; 100])?;
         assert!(world.rank > 0 || gathered == [[round; 100]; 2], "{gathered:?}");
-        let told = control.broadcast(&[round + 1; 200])?;
-        assert_eq!(told, [round + 1; 200]);
+        let received = control.broadcast(&[round + 1; 200])?;
+        assert_eq!(received, [round + 1; 200]);
         assert!(world.rank > 0 || channel.gather(&[round])? == [[round]; 2]);
         if world.rank > 0 {
             channel.gather(&[round])?;

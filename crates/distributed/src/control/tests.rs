@@ -79,9 +79,9 @@ fn calls_on_two_channels_do_not_wait_for_each_other() {
         let gathered = control.gather(&[rank as u8 + 10]).expect("a gather");
         control.barrier().expect("a barrier");
         let late = early.unwrap_or_else(aside);
-        let told = channel.broadcast(&[7]).expect("a broadcast");
+        let received = channel.broadcast(&[7]).expect("a broadcast");
         control.finish().expect("an orderly end");
-        (gathered, late, told)
+        (gathered, late, received)
     });
     assert_eq!(results[0], (vec![vec![10], vec![11], vec![12]], vec![vec![0], vec![1], vec![2]], vec![7]));
     assert_eq!(results[2], (vec![], vec![], vec![7]));

@@ -130,8 +130,8 @@ fn ranks_of_mpich_and_intel_mpi_meet_as_those_of_open_mpi() {
     assert!(HIGH_PORTS.contains(&intel.world.port));
     let two_nodes = "mpiexec-mpich-two-nodes";
     assert!(refused(&recorded(two_nodes)).contains("mpiexec -genv MASTER_ADDR"));
-    let told = changed(two_nodes, &[("MASTER_ADDR", "node-a"), ("MASTER_PORT", "4000")]);
-    assert_eq!(detected(&told).world, world([2, 3, 0, 1], "node-a", 4000));
+    let addressed = changed(two_nodes, &[("MASTER_ADDR", "node-a"), ("MASTER_PORT", "4000")]);
+    assert_eq!(detected(&addressed).world, world([2, 3, 0, 1], "node-a", 4000));
     // Hydra starts its daemons with `srun`, whose tasks number nodes.
     let slurm = recorded("srun");
     let in_slurm: Variables = slurm.with_prefix("").chain(recorded(two_nodes).with_prefix("")).collect();

@@ -15,8 +15,8 @@ use xtrain_runtime::{Checks, Engine, EngineError, Part, TimedWork, Timing};
 use xtrain_step::engine::{DataPath, Processor, Target};
 use xtrain_step::error::{LearnError, ProgramError};
 use xtrain_tensor::DType;
-use xtrain_train::crew::Crew;
 use xtrain_train::error::RunError;
+use xtrain_train::process_group::ProcessGroup;
 
 /// Collectives to measure.
 #[derive(Clone, Debug)]
@@ -93,30 +93,30 @@ const GEMM_BESIDE: usize = 1;
 /// The collectives that are measured.
 const COLLECTIVES: [&str; 4] = ["all_gather", "exchange + sum", "reduce_scatter", "all_reduce"];
 
-/// Measures collectives of f32 between the ranks of `crew`. All ranks call it.
-pub fn comm(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
-    measure(crew, options).map_err(|error| crew.fail(error))
+/// Measures collectives of f32 between the ranks of `process_group`. All ranks call it.
+pub fn comm(process_group: &ProcessGroup, options: &CommOptions) -> Result<CommSpeeds, RunError> {
+    measure(process_group, options).map_err(|error| process_group.fail(error))
 }
 
-fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
-    crew.compare_options(&options.by_name())?;
+fn measure(process_group: &ProcessGroup, options: &CommOptions) -> Result<CommSpeeds, RunError> {
+    process_group.compare_options(&options.by_name())?;
     let visible = if options.device == Device::Cpu { 0 } else { Processor::visible_gpus() };
-    let gpu = if visible == 0 { 0 } else { crew.gpu(visible)? };
+    let gpu = if visible == 0 { 0 } else { process_group.gpu(visible)? };
     let processor =
         Processor::choose_at(options.device, gpu).map_err(|error| RunError::Refused(error.to_string()))?;
     let (device, target) = (processor.describe(), processor.target());
     let gemm = options.gemm.unwrap_or(if target == Target::Cpu { 512 } else { 8192 });
     let parallel = ParallelConfig { transport: options.transport, ..ParallelConfig::default() };
-    let path = crew.data_path(&processor, &parallel)?;
+    let path = process_group.data_path(&processor, &parallel)?;
     let transport = match path {
         DataPath::Host => "host",
         DataPath::Copies { .. } => "copy",
         DataPath::Nccl(_) => "nccl",
     };
-    let engine = processor.engine_of_rank(Checks::default(), crew.communicator(), path);
+    let engine = processor.engine_of_rank(Checks::default(), process_group.communicator(), path);
     let mut engine = engine.map_err(LearnError::from)?;
-    let ranks = crew.member().world_size;
-    let mut seconds = |program, instance| timed(engine.as_mut(), crew, program, instance, options);
+    let ranks = process_group.member().world_size;
+    let mut seconds = |program, instance| timed(engine.as_mut(), process_group, program, instance, options);
     // By events around it, as beside a collective.
     let (_, gemm_seconds) = seconds(traced(|t| multiply(t, gemm, target))?, Some(0))?;
     let mut rows = Vec::new();
@@ -143,7 +143,7 @@ fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
             });
         }
     }
-    crew.finish()?;
+    process_group.finish()?;
     Ok(CommSpeeds { device, transport, ranks, gemm, gemm_seconds, rows })
 }
 
@@ -195,7 +195,7 @@ fn multiply(t: &mut Tracer, extent: usize, target: Target) -> Result<(), TraceEr
 /// 0 without one.
 fn timed(
     engine: &mut dyn Engine,
-    crew: &Crew,
+    process_group: &ProcessGroup,
     program: Program,
     instance: Option<usize>,
     options: &CommOptions,
@@ -216,7 +216,7 @@ fn timed(
         engine.set_timing(timing).map_err(failed)?;
         let mut measured = Vec::new();
         for _ in 0..options.repeats.max(1) {
-            crew.barrier()?;
+            process_group.barrier()?;
             for _ in 0..options.runs.max(1) {
                 engine.run(id, Part::Whole).map_err(failed)?;
             }
@@ -249,7 +249,7 @@ mod tests {
             repeats: 2,
             runs: 2,
         };
-        let speeds = comm(&Crew::alone(), &options).expect("speeds");
+        let speeds = comm(&ProcessGroup::alone(), &options).expect("speeds");
         assert_eq!((speeds.ranks, speeds.rows.len()), (1, 8));
         assert!(speeds.gemm_seconds > 0.0);
         for row in speeds.rows {

@@ -12,7 +12,7 @@ use xtrain_model::FixedRouting;
 use xtrain_planner::estimate::{Device, Timeline};
 use xtrain_planner::median::median;
 use xtrain_planner::planned::Planned;
-use xtrain_planner::{choose, fit, slower};
+use xtrain_planner::{choose, fit, fp8_skip};
 use xtrain_program::{Collective, Group, Parallel, Sent};
 use xtrain_runtime::{Checks, sending};
 use xtrain_step::engine::{Processor, Target};
@@ -20,8 +20,8 @@ use xtrain_step::error::LearnError;
 use xtrain_step::learner::{IN_FLIGHT, Learner, Step};
 use xtrain_step::member::Member;
 use xtrain_step::programs;
-use xtrain_train::crew::transport;
 use xtrain_train::error::RunError;
+use xtrain_train::process_group::transport;
 use xtrain_train::spec::plan_for;
 
 /// Length of the measurement.
@@ -171,7 +171,7 @@ impl StepBench {
         if let Some(choice) = choice.filter(|choice| !choice.is_usual()) {
             tracing::info!("chosen: {choice}");
         }
-        let mut planned = slower::decide(planned, &processor)?;
+        let mut planned = fp8_skip::decide(planned, &processor)?;
         if let Some(routing) = routing {
             let without =
                 || RunError::Refused("the model has no experts, so there is no routing to fix".into());

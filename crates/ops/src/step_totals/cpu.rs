@@ -14,8 +14,8 @@ impl CpuKernel for RankWords {
             words.extend((0..micro_batches).map(|n| losses[columns * n + column]));
         }
         let has_bad_amax = inputs.get(stop + 1).is_some_and(|amax| !amax.scalar::<f32>().is_finite());
-        let wishes_to_stop = inputs[stop].counters()[0] != 0;
-        words.extend([has_bad_amax, wishes_to_stop].map(|is_set| f64::from(u8::from(is_set))));
+        let asks_to_stop = inputs[stop].counters()[0] != 0;
+        words.extend([has_bad_amax, asks_to_stop].map(|is_set| f64::from(u8::from(is_set))));
         outputs[0].write::<f64>(&words);
     }
 }

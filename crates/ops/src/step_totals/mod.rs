@@ -19,7 +19,7 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
-/// Words after those of squares and losses: 1 if an amax is not finite, 1 if the rank wishes to stop.
+/// Words after those of squares and losses: 1 if an amax is not finite, 1 if the rank asks to stop.
 const FLAGS: usize = 2;
 
 /// `(squares f64[] or f64[U], losses, stop u32[] (, amax f32[1])) -> words f64[1, U + ck + 2]`.
@@ -27,7 +27,7 @@ const FLAGS: usize = 2;
 /// `losses` are `loss f32[], objective f32[] (, sources f32[S, 2])`, the rank's terms of those of the step,
 /// with k = 1 and c = 2 + 2S; or one input f32[k, c], the same terms of each of its k micro-batches.
 /// `sources` are the sums of losses of S sources, if any. `amax` is that of the values cast to FP8, if any;
-/// `stop` is not 0 if the rank wishes to end the run. The words are the squares, k losses, k objectives, k of
+/// `stop` is not 0 if the rank asks to end the run. The words are the squares, k losses, k objectives, k of
 /// each number of the sources, and two flags.
 #[derive(Clone, Copy, Debug)]
 pub struct RankWords;
@@ -120,7 +120,7 @@ pub struct PieceUnits {
 /// The norm is the root of the sum of squares. They are added in f64: the units of a gradient in the order of
 /// pieces and within them, then the gradients. The losses are those of micro-batches, which are added in f64:
 /// the first of each rank, in the order of ranks, then the second of each, and so on. The amax is infinite if
-/// that of any rank is not finite, and 0 otherwise. `stop` is 1 if any rank wishes to stop.
+/// that of any rank is not finite, and 0 otherwise. `stop` is 1 if any rank asks to stop.
 #[derive(Clone, Debug)]
 pub struct StepTotals {
     /// The squares.

@@ -87,7 +87,7 @@ fn words_of(
 ) -> Sample {
     let op = StepTotals { squares, micro_batches, sources };
     let (words, flags) = (op.words(), op.words() - FLAGS);
-    // Squares and wishes to stop are not negative.
+    // Squares and requests to stop are not negative.
     let word = |i: usize| match (i / words, i % words) {
         (rank, n) if n == flags => f64::from(u8::from(bad_amax == Some(rank))),
         (rank, n) if n > flags => f64::from(u8::from(rank % 3 == 1)),

@@ -20,7 +20,7 @@ fn words([squared_norm, loss, objective]: [f64; 3], stop: f64, amax: Option<f64>
     run(&RankWords, &inputs.iter().collect::<Vec<_>>())[0].to_f64()
 }
 
-/// Norm, loss, objective, amax and the wish to stop of all ranks.
+/// Norm, loss, objective, amax and the stop requests of all ranks.
 fn totals_of(op: &StepTotals, ranks: &[Vec<f64>]) -> Vec<f64> {
     let all = tensor(DType::F64, &[ranks.len(), ranks[0].len()], &ranks.concat());
     run(op, &[&all]).iter().map(|output| output.to_f64()[0]).collect()

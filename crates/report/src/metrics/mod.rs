@@ -11,29 +11,29 @@
 //! pure function, because the binary decides between a progress bar and plain lines.
 //!
 //! Invariants: a line is in the file when `record` returns; a killed and resumed run has one history, without
-//! the steps that were lost; a write that fails names its file and leaves no half line behind.
+//! the steps that were dropped; a write that fails names its file and leaves no half line behind.
 //!
 //! Deliberately absent: averaging, timing and the peak that MFU refers to. They belong to the trainer.
 
 mod command;
+mod dropped_records;
 mod error;
 mod event;
 pub mod format;
 pub mod jsonl;
 mod line;
-mod lost;
 pub mod printable;
 mod sink;
 pub mod tensorboard;
 
 pub use command::{COMMAND_LOG, Command};
+pub use dropped_records::DroppedRecords;
 pub use error::MetricsError;
 pub use event::{
     CheckpointSaved, EvalMetrics, Event, ExpertMetrics, Record, ReferenceGap, Resumed, Sample, SkippedStep,
     SourceMetrics, StepMetrics, Warning,
 };
 pub use line::line;
-pub use lost::Lost;
 pub use sink::{MetricsSink, Outputs, SinkStart};
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use super::dropped_records::DroppedRecords;
 use super::event::{Event, Record, Resumed};
-use super::lost::Lost;
 use super::{Command, MetricsError, jsonl, tensorboard};
 
 /// The metrics files that a run writes.
@@ -21,7 +21,7 @@ pub enum SinkStart {
     /// A new run: it is an error if `metrics.jsonl` holds anything.
     Fresh,
     /// A resumed run. The records that it will write again are removed from the files.
-    Resumed(Lost),
+    Resumed(DroppedRecords),
 }
 
 /// The open metrics files of a run.
@@ -46,15 +46,15 @@ impl MetricsSink {
         let path = folder.join(jsonl::FILE_NAME);
         let recovery = jsonl::Recovery::default();
         let mut sink = Self { jsonl: None, tensorboard: None, command, recovery };
-        let lost = match start {
+        let dropped = match start {
             SinkStart::Fresh => None,
-            SinkStart::Resumed(lost) => Some(lost),
+            SinkStart::Resumed(dropped) => Some(dropped),
         };
         if outputs.jsonl {
-            sink.jsonl = Some(match lost {
+            sink.jsonl = Some(match dropped {
                 None => jsonl::Writer::create(&path)?,
-                Some(lost) => {
-                    let (writer, recovery) = jsonl::Writer::resume(&path, lost)?;
+                Some(dropped) => {
+                    let (writer, recovery) = jsonl::Writer::resume(&path, dropped)?;
                     sink.recovery = recovery;
                     writer
                 }
@@ -62,12 +62,12 @@ impl MetricsSink {
         }
         if outputs.tensorboard {
             let now = Record::now(Resumed::default()).time;
-            let mut writer = tensorboard::Writer::create(folder, now, lost)?;
+            let mut writer = tensorboard::Writer::create(folder, now, dropped)?;
             writer.describe(now, config)?;
             sink.tensorboard = Some(writer);
         }
-        if let Some(lost) = lost {
-            sink.record(Resumed { step: lost.after, switched: lost.switched })?;
+        if let Some(dropped) = dropped {
+            sink.record(Resumed { step: dropped.after, switched: dropped.switched })?;
         }
         Ok(sink)
     }

@@ -4,9 +4,9 @@ use proptest::prelude::*;
 
 use super::markup::{self, Document};
 use super::*;
-use crate::gap::Comparison;
 use crate::heat::{Ramp, hex, ink};
 use crate::marks::{LABEL_HEIGHT, labels};
+use crate::seed_gap::Comparison;
 
 /// Pages of every kind, with a warning, a resume, sources and experts.
 fn pages() -> Vec<String> {

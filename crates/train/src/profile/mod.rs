@@ -64,8 +64,8 @@ impl Window {
     fn new(options: ProfileOptions, first: u64, steps: u64) -> Self {
         let left = steps.saturating_sub(first);
         let by_op = options.steps.min(left);
-        let wished = options.from.map_or(WARM_UP, |from| from.saturating_sub(first + 1));
-        let before = wished.min(left - by_op);
+        let requested = options.from.map_or(WARM_UP, |from| from.saturating_sub(first + 1));
+        let before = requested.min(left - by_op);
         let (begin, ops) = (first + before, first + before + AS_THEY_RUN.min(left - by_op - before));
         Window { begin, ops, end: ops + by_op }
     }

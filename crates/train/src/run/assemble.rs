@@ -8,11 +8,11 @@ use super::snapshot::CheckpointWriter;
 use super::together::Together;
 use super::{Hardware, Run, choices};
 use crate::corpus::{Corpus, RecordedText};
-use crate::crew::Crew;
 use crate::error::RunError;
 use crate::evaluate::Evaluator;
 use crate::folder::RunFolder;
 use crate::position::Position;
+use crate::process_group::ProcessGroup;
 use crate::{exchange, source, static_scales};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -64,11 +64,11 @@ pub(super) fn prepare(
     folder: &RunFolder,
     hf: Option<&HfConfig>,
     recipe: Option<Recipe>,
-    crew: &Crew,
+    process_group: &ProcessGroup,
     observer: &mut dyn Observer,
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Prepared, RunError> {
-    let run = crew.decide(|| Ok(folder.is_begun()))?.then_some(folder);
+    let run = process_group.decide(|| Ok(folder.is_begun()))?.then_some(folder);
     let mut opened = || {
         Corpus::open(&parsed.config, run, &mut |notice| match time_is_up() {
             true => ControlFlow::Break(()),
@@ -76,9 +76,10 @@ pub(super) fn prepare(
         })
     };
     let is_interrupted = |error: &RunError| matches!(error, RunError::Data(DataError::Interrupted));
-    let corpus = crew.after_first_of_node(&mut opened, is_interrupted)?.ok_or(DataError::Interrupted)?;
+    let corpus =
+        process_group.after_first_of_node(&mut opened, is_interrupted)?.ok_or(DataError::Interrupted)?;
     let prompts = prompts(&parsed.config, &corpus.tokenizer)?;
-    let scales = crew.decide(|| static_scales::of_run(parsed, run))?;
+    let scales = process_group.decide(|| static_scales::of_run(parsed, run))?;
     let facts = Facts {
         static_scales: static_scales::parse(scales)?,
         init: hf.map(|hf| hf.model),
@@ -87,9 +88,9 @@ pub(super) fn prepare(
         shards: source::shards(&parsed.config)?.map(|dataset| dataset.name().to_owned()),
         epoch_tokens: Some(corpus.loader.epoch_tokens()),
         recipe,
-        world_size: Some(crew.member().world_size),
+        world_size: Some(process_group.member().world_size),
     };
-    let mut planned = planned::planned_for(parsed.resolve(&facts)?, crew.member())?;
+    let mut planned = planned::planned_for(parsed.resolve(&facts)?, process_group.member())?;
     let config = &mut planned.resolved.config;
     config.log.command = Vec::new();
     config.train.out = Some(folder.path().display().to_string());
@@ -156,25 +157,34 @@ pub(super) fn check_export(parsed: &Parsed, folder: &RunFolder) -> Result<(), Ru
 
 /// Refuses a run that does not fit into the memory of `processor`; warns of a recipe that leaves everything
 /// in bf16.
-pub(super) fn check_fits(planned: &Planned, processor: &Processor, crew: &Crew) -> Result<(), RunError> {
-    if crew.is_first() {
+pub(super) fn check_fits(
+    planned: &Planned,
+    processor: &Processor,
+    process_group: &ProcessGroup,
+) -> Result<(), RunError> {
+    if process_group.is_first() {
         warn_of_no_fp8(&planned.spec);
     }
-    Ok(fit::check(planned, processor, crew.processes_here())?)
+    Ok(fit::check(planned, processor, process_group.processes_here())?)
 }
 
 /// The processor of this rank.
-pub(super) fn processor(config: &Config, crew: &Crew) -> Result<Processor, RunError> {
+pub(super) fn processor(config: &Config, process_group: &ProcessGroup) -> Result<Processor, RunError> {
     let visible = if config.train.device == DeviceChoice::Cpu { 0 } else { Processor::visible_gpus() };
-    let gpu = if visible == 0 { 0 } else { crew.gpu(visible)? };
+    let gpu = if visible == 0 { 0 } else { process_group.gpu(visible)? };
     Ok(Processor::for_config_at(config, gpu)?)
 }
 
 /// The device for which time is estimated and settings are chosen, with measured rates on a CPU or if
 /// `train.tune` is set.
-pub(super) fn measured_device(config: &Config, processor: &Processor, crew: &Crew) -> Device {
+pub(super) fn measured_device(
+    config: &Config,
+    processor: &Processor,
+    process_group: &ProcessGroup,
+) -> Device {
     let recipe = config.precision.recipe.unwrap_or(processor.target().recipe());
-    let device = Device::measured(processor, recipe, config.train.tune).shared_by(crew.processes_here());
+    let device =
+        Device::measured(processor, recipe, config.train.tune).shared_by(process_group.processes_here());
     device.connected(|network| network.of_run(&config.parallel))
 }
 
@@ -185,7 +195,7 @@ pub(super) fn run_time(planned: &Planned, device: &Device, done: u64) -> Result<
 }
 
 /// Lines that report the choice and the remaining time after `done` steps.
-pub(super) fn told(
+pub(super) fn report_lines(
     planned: &Planned,
     choice: Option<Choice>,
     device: &Device,
@@ -217,10 +227,10 @@ pub(super) fn load(
     config: &Config,
     processor: Processor,
     corpus: &Corpus,
-    crew: &Crew,
+    process_group: &ProcessGroup,
     recorded: BTreeMap<String, String>,
 ) -> Result<Loaded, RunError> {
-    let world_size = crew.member().world_size;
+    let world_size = process_group.member().world_size;
     let described = match world_size {
         1 => processor.describe(),
         n => format!("{n} x {}", processor.describe()),
@@ -232,11 +242,12 @@ pub(super) fn load(
     };
     let checks = Checks { numerics: config.train.check_numerics, poison: false };
     // All ranks connect at once, before rank 0 prepares programs alone.
-    let path = crew.data_path(&processor, &config.parallel)?;
+    let path = process_group.data_path(&processor, &config.parallel)?;
     let work = |of_rank_0: Option<BTreeMap<String, String>>| {
         let recorded = of_rank_0.unwrap_or(recorded);
         processor.adopt(&recorded);
-        let engine = processor.engine_of_rank(checks, crew.communicator(), path).map_err(LearnError::from)?;
+        let engine =
+            processor.engine_of_rank(checks, process_group.communicator(), path).map_err(LearnError::from)?;
         let mut learner = Learner::new(engine, spec, config.train.seed).map_err(|e| e.advising(LESS))?;
         let state_copy = if learner.spec().reference { Some(StateCopy::new(&mut learner)?) } else { None };
         let evaluator = match &corpus.validation {
@@ -251,7 +262,7 @@ pub(super) fn load(
         };
         Ok(Loaded { learner, evaluator, state_copy, hardware, recorded })
     };
-    crew.after_first(work, |loaded: &mut Loaded| {
+    process_group.after_first(work, |loaded: &mut Loaded| {
         let mut choices = loaded.recorded.clone();
         choices.extend(loaded.learner.weights().engine().choices());
         choices
@@ -268,7 +279,7 @@ pub(super) fn initial_weights(learner: &mut Learner, config: &Config) -> Result<
 
 /// Everything that a [`Run`] is assembled from.
 pub(super) struct Parts {
-    pub(super) crew: Crew,
+    pub(super) process_group: ProcessGroup,
     pub(super) config: Config,
     /// The settings that were chosen.
     pub(super) chosen: Vec<Chosen>,
@@ -298,8 +309,8 @@ pub(super) fn commented(config: &Config, chosen: &[Chosen]) -> String {
 /// The metrics files and the report of the run. Only rank 0 writes any; it also starts `log.command` and
 /// writes the files that a run folder has from its beginning.
 fn outputs(parts: &Parts) -> Result<(MetricsSink, Option<LiveReport>), RunError> {
-    let Parts { crew, config, folder, .. } = parts;
-    if !crew.is_first() {
+    let Parts { process_group, config, folder, .. } = parts;
+    if !process_group.is_first() {
         let none = Outputs { jsonl: false, tensorboard: false };
         return Ok((MetricsSink::open(folder.path(), none, SinkStart::Fresh, "", None)?, None));
     }
@@ -320,24 +331,26 @@ fn outputs(parts: &Parts) -> Result<(MetricsSink, Option<LiveReport>), RunError>
 /// Opens the outputs of the run and reports its start to `observer`.
 pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run, RunError> {
     let (sink, live) = outputs(&parts)?;
-    let Parts { crew, config, chosen, steps, folder, corpus, prompts, hf, loaded, checkpoints, .. } = parts;
+    let Parts {
+        process_group, config, chosen, steps, folder, corpus, prompts, hf, loaded, checkpoints, ..
+    } = parts;
     let mut position = parts.position;
     let Loaded { mut learner, evaluator, state_copy, hardware, recorded } = loaded;
     let schedule = Schedule::of(&config, steps);
     position.divergence.begin(learner.spec().model.vocab_size);
     let (model, tokenizer) = (&learner.spec().model, &corpus.tokenizer);
     let identity = exchange::Identity::new(hf, model, tokenizer, config.experts.balance_loss)?;
-    if parts.records_choices && crew.is_first() {
+    if parts.records_choices && process_group.is_first() {
         choices::record(&folder, recorded, learner.weights().engine());
     }
-    if crew.is_first() {
+    if process_group.is_first() {
         observer.started(&config, &describe(learner.spec()), &hardware.device, position.step, steps);
         if let Some(resumed) = parts.resumed {
             observer.event(&Event::Resumed(resumed), steps);
         }
     }
     Ok(Run {
-        crew,
+        process_group,
         config,
         chosen,
         steps,

@@ -3,21 +3,21 @@
 use super::Run;
 use super::assemble::{
     Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, measured_device, prepare,
-    processor, run_time, told,
+    processor, report_lines, run_time,
 };
 use super::observer::Observer;
 use super::settings::{Settings, agree};
 use super::snapshot::CheckpointWriter;
 use crate::corpus::Corpus;
-use crate::crew::{Crew, Facts};
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::position::Position;
+use crate::process_group::{Facts, ProcessGroup};
 use crate::{exchange, source, spec};
 use std::collections::BTreeMap;
 use xtrain_config::{Config, Parsed, TokenizerChoice};
 use xtrain_planner::estimate::Device;
-use xtrain_planner::{choose, fit, slower};
+use xtrain_planner::{choose, fit, fp8_skip};
 use xtrain_report::metrics::{SinkStart, format};
 use xtrain_step::engine::Processor;
 
@@ -25,48 +25,49 @@ use xtrain_step::engine::Processor;
 pub(super) fn begin(
     parsed: &Parsed,
     folder: RunFolder,
-    crew: &Crew,
+    process_group: &ProcessGroup,
     observer: &mut dyn Observer,
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Run, RunError> {
-    if crew.is_first() {
+    if process_group.is_first() {
         check_free(&folder)?;
         check_export(parsed, &folder)?;
     }
     let hf = source::init(&parsed.config)?;
     if let (Some(from), Some(hf)) = (source::init_folder(&parsed.config), &hf) {
         exchange::checked_model(&from, hf)?;
-        if crew.is_first() {
+        if process_group.is_first() {
             source::warn_of_training(&from, hf);
         }
     }
-    let processor = processor(&parsed.config, crew)?;
+    let processor = processor(&parsed.config, process_group)?;
     // Only the rank that decides needs to know how fast it is.
-    let device = crew.is_first().then(|| measured_device(&parsed.config, &processor, crew));
+    let device = process_group.is_first().then(|| measured_device(&parsed.config, &processor, process_group));
     if let Some(device) = &device {
-        check_before_text(parsed, &processor, device, crew)?;
+        check_before_text(parsed, &processor, device, process_group)?;
     }
     let recipe = Some(processor.target().recipe());
     let Prepared { corpus, prompts, planned, steps, command } =
-        prepare(parsed, &folder, hf.as_ref(), recipe, crew, observer, time_is_up)?;
+        prepare(parsed, &folder, hf.as_ref(), recipe, process_group, observer, time_is_up)?;
     processor.check(planned.spec.recipe)?;
-    let Settings { planned, told } = agree(planned, device.as_ref(), crew, |planned, device| {
-        let (planned, choice) = choose::decide(planned, device)?;
-        let planned = slower::decide(planned, &processor)?;
-        let told = told(&planned, choice, device, 0)?;
-        Ok(Settings { planned, told })
-    })?;
-    check_fits(&planned, &processor, crew)?;
+    let Settings { planned, report_lines } =
+        agree(planned, device.as_ref(), process_group, |planned, device| {
+            let (planned, choice) = choose::decide(planned, device)?;
+            let planned = fp8_skip::decide(planned, &processor)?;
+            let report_lines = report_lines(&planned, choice, device, 0)?;
+            Ok(Settings { planned, report_lines })
+        })?;
+    check_fits(&planned, &processor, process_group)?;
     let (config, chosen) = (planned.resolved.config, planned.chosen);
-    crew.compare(&Facts::of(&config, &planned.spec, &corpus, &processor)?, &processor)?;
-    let mut loaded = load(planned.spec, &config, processor, &corpus, crew, BTreeMap::new())?;
+    process_group.compare(&Facts::of(&config, &planned.spec, &corpus, &processor)?, &processor)?;
+    let mut loaded = load(planned.spec, &config, processor, &corpus, process_group, BTreeMap::new())?;
     // Before the folder is created, so that a refusal leaves none.
     initial_weights(&mut loaded.learner, &config)?;
-    let checkpoints = CheckpointWriter::open(&folder, false, crew)?;
-    if crew.is_first() {
+    let checkpoints = CheckpointWriter::open(&folder, false, process_group)?;
+    if process_group.is_first() {
         // Check again, now that no other process can write here.
         check_free(&folder)?;
-        told.iter().for_each(|line| tracing::info!("{line}"));
+        report_lines.iter().for_each(|line| tracing::info!("{line}"));
         warn_of_passes(&config, steps, &corpus);
         corpus.tokenizer.save(&folder.tokenizer())?;
         source::save_init(&parsed.config, &folder)?;
@@ -75,7 +76,7 @@ pub(super) fn begin(
         }
     }
     let parts = Parts {
-        crew: crew.clone(),
+        process_group: process_group.clone(),
         config,
         chosen,
         steps,
@@ -135,7 +136,7 @@ fn check_before_text(
     parsed: &Parsed,
     processor: &Processor,
     device: &Device,
-    crew: &Crew,
+    process_group: &ProcessGroup,
 ) -> Result<(), RunError> {
     let config = &parsed.config;
     let is_given = config.model.vocab_size.is_some() || config.model.init_from.is_some();
@@ -143,11 +144,11 @@ fn check_before_text(
     if is_counted && !is_given && source::shards(config)?.is_none() {
         return Ok(());
     }
-    let planned = spec::plan_for(parsed, processor.target(), crew.member())?;
+    let planned = spec::plan_for(parsed, processor.target(), process_group.member())?;
     processor.check(planned.spec.recipe)?;
     let (planned, _) = choose::decide(planned, device)?;
     if planned.vocabulary_bound.is_none() {
-        fit::check(&planned, processor, crew.processes_here())?;
+        fit::check(&planned, processor, process_group.processes_here())?;
     }
     let time = run_time(&planned, device, 0)?;
     if time.is_long() {

@@ -53,21 +53,22 @@ impl Run {
             profiler.before_evaluation(&mut self.learner)?;
         }
         let sequences = self.config.eval.sequences(self.config.data.seq_len);
-        let (mut wish, mut batch_begun, saving) = (None, None, self.saving(watch));
+        let (mut stop_request, mut batch_begun, saving) = (None, None, self.saving(watch));
         let mut check = || {
             if let Some(begun) = batch_begun.replace(Instant::now()) {
                 watch.batch = watch.batch.max(begun.elapsed());
             }
-            wish = wish.or_else(|| watch.ended(watch.batch + saving));
-            if wish.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            stop_request = stop_request.or_else(|| watch.ended(watch.batch + saving));
+            if stop_request.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let validation = validation.at_most(sequences);
         let weights = self.learner.weights();
-        let ended = evaluator.add(weights, &validation, &mut tally, &self.crew, &mut check);
+        let ended = evaluator.add(weights, &validation, &mut tally, &self.process_group, &mut check);
         let ended = ended.map_err(|error| exchange_error(self.position.step, "evaluation", error))?;
         if ended.is_break() {
             // One of the other ranks may have asked for it.
-            let is_stopped = self.crew.any(wish.is_some_and(|wish| wish != Outcome::TimeLimit))?;
+            let is_stopped =
+                self.process_group.any(stop_request.is_some_and(|request| request != Outcome::TimeLimit))?;
             let ended = Some(if is_stopped { Outcome::Stopped } else { Outcome::TimeLimit });
             // JSON has no infinities: such a sum is computed again.
             self.position.evaluation = Some(if tally.is_finite() { tally } else { Tally::default() });

@@ -4,9 +4,9 @@ use super::Run;
 use super::describe::describe;
 use super::observer::{Observer, Outcome};
 use super::watch::Watch;
-use crate::crew::Crew;
 use crate::error::RunError;
 use crate::exchange;
+use crate::process_group::ProcessGroup;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 use xtrain_data::SpecialTokens;
@@ -24,8 +24,8 @@ impl Run {
         watch: &Watch<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, RunError> {
-        if !self.crew.is_first() {
-            // Rank 0 writes the end; the others wait for it at the end of the crew.
+        if !self.process_group.is_first() {
+            // Rank 0 writes the end; the others wait for it as their group ends.
             if self.position.step == self.steps && self.sample_together(false)? {
                 self.sample(watch, observer)?;
             }
@@ -55,7 +55,7 @@ impl Run {
     /// True if this rank and all others generate samples, because each has a part of the weights alone. Rank
     /// 0 decides it.
     fn sample_together(&self, samples: bool) -> Result<bool, RunError> {
-        Ok(self.learner.layout().cuts_weights() && self.crew.decide(|| Ok(samples))?)
+        Ok(self.learner.layout().cuts_weights() && self.process_group.decide(|| Ok(samples))?)
     }
 
     fn export(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
@@ -107,11 +107,15 @@ impl Run {
         // One cache serves all prompts.
         let mut generator = Generator::new(self.learner.weights(), longest + eval.max_tokens)?;
         let stop = self.corpus.tokenizer.stop_tokens().to_vec();
-        let crew = if self.learner.layout().cuts_weights() { self.crew.clone() } else { Crew::alone() };
+        let process_group = if self.learner.layout().cuts_weights() {
+            self.process_group.clone()
+        } else {
+            ProcessGroup::alone()
+        };
         let (mut ended, mut failed) = (None, None);
         let mut text = String::new();
         for (number, (prompt, tokens)) in eval.prompts.iter().zip(self.prompts.clone()).enumerate() {
-            ended = first_wish(&crew, ended.or_else(|| watch.ended(Duration::ZERO)))?;
+            ended = first_stop_request(&process_group, ended.or_else(|| watch.ended(Duration::ZERO)))?;
             if ended.is_some() {
                 break;
             }
@@ -129,8 +133,8 @@ impl Run {
             let mut on_token = |_: GeneratedToken<'_>| {
                 slowest = slowest.max(begun.elapsed());
                 begun = Instant::now();
-                match first_wish(&crew, watch.ended(slowest)) {
-                    Ok(wish) => ended = wish,
+                match first_stop_request(&process_group, watch.ended(slowest)) {
+                    Ok(request) => ended = request,
                     Err(error) => failed = Some(error),
                 }
                 match ended.is_some() || failed.is_some() {
@@ -151,7 +155,7 @@ impl Run {
                 observer,
             )?;
         }
-        if self.crew.is_first() && (!text.is_empty() || ended.is_none()) {
+        if self.process_group.is_first() && (!text.is_empty() || ended.is_none()) {
             self.folder.write("sample.txt", &text)?;
         }
         Ok(ended.unwrap_or(Outcome::Finished))
@@ -187,17 +191,20 @@ impl Run {
     }
 }
 
-/// The wish of any rank to end, that of the time limit last.
-pub(super) fn first_wish(crew: &Crew, own: Option<Outcome>) -> Result<Option<Outcome>, RunError> {
-    if crew.is_alone() {
+/// A request of any rank to stop, that of the time limit last.
+pub(super) fn first_stop_request(
+    process_group: &ProcessGroup,
+    own: Option<Outcome>,
+) -> Result<Option<Outcome>, RunError> {
+    if process_group.is_alone() {
         return Ok(own);
     }
-    let wish = match own {
+    let request = match own {
         None => 0,
         Some(Outcome::TimeLimit) => 1,
         Some(_) => 2,
     };
-    let most = crew.gather(&[wish])?.concat().into_iter().max();
+    let most = process_group.gather(&[request])?.concat().into_iter().max();
     Ok(match most {
         None | Some(0) => None,
         Some(1) => Some(Outcome::TimeLimit),

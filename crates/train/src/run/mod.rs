@@ -45,12 +45,12 @@ pub use crate::spec::plan;
 pub use observer::{Observer, Outcome, Start};
 
 use crate::corpus::Corpus;
-use crate::crew::Crew;
 use crate::error::RunError;
 use crate::evaluate::Evaluator;
 use crate::exchange;
 use crate::folder::RunFolder;
 use crate::position::Position;
+use crate::process_group::ProcessGroup;
 use crate::profile::{ProfileOptions, Profiler};
 use assemble::Opened;
 use reference::StateCopy;
@@ -75,27 +75,27 @@ pub fn train(
     stop: &AtomicBool,
     observer: &mut dyn Observer,
 ) -> Result<Outcome, RunError> {
-    train_in(&Crew::alone(), parsed, start, None, stop, observer)
+    train_in(&ProcessGroup::alone(), parsed, start, None, stop, observer)
 }
 
 /// As [`train`], as one of several processes, and with a trace of some steps in `trace.json` of the run
 /// folder if `profile` is given. Rank 0 alone writes files and calls `observer`, but for
 /// [`Observer::notice`].
 pub fn train_in(
-    crew: &Crew,
+    process_group: &ProcessGroup,
     parsed: &Parsed,
     start: Start,
     profile: Option<ProfileOptions>,
     stop: &AtomicBool,
     observer: &mut dyn Observer,
 ) -> Result<Outcome, RunError> {
-    let ended = train_to_the_end(crew, parsed, start, profile, stop, observer);
-    let ended = ended.and_then(|outcome| crew.finish().map(|()| outcome));
-    ended.map_err(|error| crew.fail(error))
+    let ended = train_to_the_end(process_group, parsed, start, profile, stop, observer);
+    let ended = ended.and_then(|outcome| process_group.finish().map(|()| outcome));
+    ended.map_err(|error| process_group.fail(error))
 }
 
 fn train_to_the_end(
-    crew: &Crew,
+    process_group: &ProcessGroup,
     parsed: &Parsed,
     start: Start,
     profile: Option<ProfileOptions>,
@@ -105,7 +105,7 @@ fn train_to_the_end(
     let begun = Instant::now();
     let limit = parsed.config.train.max_time.map(|t| t.duration());
     let time_is_up = || limit.is_some_and(|limit| begun.elapsed() >= limit);
-    let mut run = match open::open(parsed, start, crew, observer, &time_is_up) {
+    let mut run = match open::open(parsed, start, process_group, observer, &time_is_up) {
         Err(RunError::Data(DataError::Interrupted)) => return Ok(Outcome::StoppedEarly),
         opened => match opened? {
             Opened::Run(run) => run,
@@ -113,18 +113,18 @@ fn train_to_the_end(
         },
     };
     run.profiler =
-        profile.map(|options| Profiler::new(options, run.position.step, run.steps, crew.is_first()));
+        profile.map(|options| Profiler::new(options, run.position.step, run.steps, process_group.is_first()));
     match run.go(Watch::new(stop, begun, limit), observer) {
         // GPUs close their connection together, when the engines are dropped.
-        Ok(outcome) => crew.barrier().map(|()| outcome),
+        Ok(outcome) => process_group.barrier().map(|()| outcome),
         // The others hear of the cause before that connection breaks.
-        Err(error) => Err(crew.fail(error)),
+        Err(error) => Err(process_group.fail(error)),
     }
 }
 
 /// An open run: `begin` or `resume` opens it, `steps` trains, `finish` ends it.
 struct Run {
-    crew: Crew,
+    process_group: ProcessGroup,
     config: Config,
     /// The settings that were chosen.
     chosen: Vec<Chosen>,
@@ -185,7 +185,7 @@ impl Run {
     /// Ends the run on all ranks, and returns the first cause. `of_save` is the error of the save in
     /// progress.
     fn failed(&mut self, error: RunError, of_save: Option<RunError>) -> RunError {
-        let error = self.crew.fail(error);
+        let error = self.process_group.fail(error);
         // A rank whose run was ended by another one has no save to complete.
         if let Some(of_save) = of_save.filter(|_| !matches!(error, RunError::Ranks(_))) {
             tracing::error!("{of_save}");

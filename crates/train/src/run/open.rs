@@ -4,8 +4,8 @@ use super::assemble::Opened;
 use super::begin::begin;
 use super::observer::{Observer, Start};
 use super::resume::resume;
-use crate::crew::Crew;
 use crate::error::RunError;
+use crate::process_group::ProcessGroup;
 use crate::run_file;
 use xtrain_config::Parsed;
 
@@ -14,14 +14,14 @@ use xtrain_config::Parsed;
 pub(super) fn open(
     parsed: &Parsed,
     start: Start,
-    crew: &Crew,
+    process_group: &ProcessGroup,
     observer: &mut dyn Observer,
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Opened, RunError> {
-    crew.compare_files(&parsed.config)?;
+    process_group.compare_files(&parsed.config)?;
     let folder = run_file::folder(parsed);
-    match crew.decide(|| Ok(start == Start::Resume && folder.is_begun()))? {
-        true => resume(parsed, folder, crew, observer, time_is_up),
-        false => Ok(Opened::Run(Box::new(begin(parsed, folder, crew, observer, time_is_up)?))),
+    match process_group.decide(|| Ok(start == Start::Resume && folder.is_begun()))? {
+        true => resume(parsed, folder, process_group, observer, time_is_up),
+        false => Ok(Opened::Run(Box::new(begin(parsed, folder, process_group, observer, time_is_up)?))),
     }
 }

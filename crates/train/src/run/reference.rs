@@ -114,7 +114,7 @@ impl Run {
         while !flying.is_empty() || (next < after + steps && ended.is_none()) {
             let begun = Instant::now();
             if next < after + steps && ended.is_none() {
-                ended = self.wish(watch, watch.step + self.saving(watch));
+                ended = self.request_stop(watch, watch.step + self.saving(watch));
             }
             let is_more = next < after + steps && ended.is_none();
             if is_more {
@@ -132,8 +132,8 @@ impl Run {
             watch.step = watch.step.max(begun.elapsed());
         }
         match ended {
-            Some(wish) if self.crew.is_alone() => Ok(ControlFlow::Break(wish)),
-            Some(_) => Ok(ControlFlow::Break(self.wish_of_any()?)),
+            Some(request) if self.process_group.is_alone() => Ok(ControlFlow::Break(request)),
+            Some(_) => Ok(ControlFlow::Break(self.stop_request_of_any()?)),
             None => Ok(ControlFlow::Continue(segment)),
         }
     }

@@ -41,7 +41,7 @@ impl Run {
         progress.took += took;
         let FinishedStep { step, lr, ref result } = finished;
         let _metrics = step_span("metrics", step);
-        if self.crew.is_first() {
+        if self.process_group.is_first() {
             observer.stepped(step, self.steps);
         }
         if result.skipped {
@@ -83,7 +83,7 @@ impl Run {
         event: impl Into<Event>,
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
-        if !self.crew.is_first() {
+        if !self.process_group.is_first() {
             return Ok(());
         }
         let record = Record::now(event);

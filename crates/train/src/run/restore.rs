@@ -5,7 +5,7 @@ use super::snapshot::{CheckpointWriter, Retention};
 use crate::error::RunError;
 use crate::evaluate::Tally;
 use crate::position::{CONFIG, POSITION, Position, document, next_sample};
-use crate::saved::{self, SavedState, SavedValue, prefix};
+use crate::state_io::{self, SavedState, SavedValue, prefix};
 use crate::static_scales;
 use std::collections::{HashMap, HashSet};
 use xtrain_checkpoint::{Checkpoint, Others};
@@ -24,7 +24,7 @@ impl CheckpointWriter {
         loader: &Loader,
         config: &Config,
     ) -> Result<Option<Position>, RunError> {
-        let Some(checkpoint) = saved::latest(&self.store, self.channel.as_ref())? else { return Ok(None) };
+        let Some(checkpoint) = state_io::latest(&self.store, self.channel.as_ref())? else { return Ok(None) };
         let mut position: Position = document(&checkpoint, POSITION)?;
         let text = document::<String>(&checkpoint, CONFIG)?;
         let before = Config::parse::<&str>(&checkpoint.path().join("config.json"), text.as_bytes(), &[]).ok();

@@ -2,71 +2,72 @@
 
 use super::assemble::{
     Opened, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, measured_device,
-    prepare, processor, told,
+    prepare, processor, report_lines,
 };
 use super::choices;
 use super::observer::Observer;
 use super::settings::{Settings, agree};
 use super::snapshot::CheckpointWriter;
-use crate::crew::{Crew, Facts};
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::paths::locate;
 use crate::position::{self, Position};
+use crate::process_group::{Facts, ProcessGroup};
 use crate::source;
 use std::collections::BTreeMap;
 use xtrain_checkpoint::remove_leftovers;
 use xtrain_config::{Change, Config, MAX_FILE_BYTES, Parsed, TokenizerChoice, diff, files};
 use xtrain_data::Tokenizer;
-use xtrain_planner::{choose, slower};
-use xtrain_report::metrics::{Lost, Resumed, SinkStart};
+use xtrain_planner::{choose, fp8_skip};
+use xtrain_report::metrics::{DroppedRecords, Resumed, SinkStart};
 
 /// Opens the run in `folder` at its latest checkpoint, or at its first step if it has none.
 pub(super) fn resume(
     parsed: &Parsed,
     folder: RunFolder,
-    crew: &Crew,
+    process_group: &ProcessGroup,
     observer: &mut dyn Observer,
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Opened, RunError> {
-    crew.check_shared(&folder)?;
-    if crew.is_first() {
+    process_group.check_shared(&folder)?;
+    if process_group.is_first() {
         check_export(parsed, &folder)?;
     }
     let hf = source::saved_init(&parsed.config, &folder)?;
-    let processor = processor(&parsed.config, crew)?;
+    let processor = processor(&parsed.config, process_group)?;
     let before = position::config(&folder)?;
     // A run keeps its precision on every device.
     let Prepared { corpus, prompts, planned, steps, command } =
-        prepare(parsed, &folder, hf.as_ref(), before.precision.recipe, crew, observer, time_is_up)?;
+        prepare(parsed, &folder, hf.as_ref(), before.precision.recipe, process_group, observer, time_is_up)?;
     check_tokenizer(&folder, &planned.resolved.config, &corpus.tokenizer)?;
-    if let Some(done) = crew.decide(|| finished(&folder, &planned.resolved.config, steps))? {
+    if let Some(done) = process_group.decide(|| finished(&folder, &planned.resolved.config, steps))? {
         return Ok(Opened::Finished { done, steps });
     }
     processor.check(planned.spec.recipe)?;
     let config = &planned.resolved.config;
-    let device = crew.is_first().then(|| measured_device(config, &processor, crew));
-    let Settings { planned, told } = agree(planned, device.as_ref(), crew, |planned, device| {
-        let is_asked = |key: &str| parsed.is_argument(key);
-        let (planned, choice) = choose::decide_for_resumed(planned, &before.train, is_asked, device)?;
-        let is_kept = choice.is_none() && !planned.chosen.is_empty();
-        let planned = slower::decide_for_resumed(planned, &before.precision, &processor)?;
-        let fits = check_fits(&planned, &processor, crew);
-        fits.map_err(|error| if is_kept { choosing_again(error) } else { error })?;
-        let done = position::position(&folder)?.map_or(0, |at| at.step);
-        let told = told(&planned, choice, device, done)?;
-        Ok(Settings { planned, told })
-    })?;
-    if !crew.is_first() {
-        check_fits(&planned, &processor, crew)?;
+    let device = process_group.is_first().then(|| measured_device(config, &processor, process_group));
+    let Settings { planned, report_lines } =
+        agree(planned, device.as_ref(), process_group, |planned, device| {
+            let is_asked = |key: &str| parsed.is_argument(key);
+            let (planned, choice) = choose::decide_for_resumed(planned, &before.train, is_asked, device)?;
+            let is_kept = choice.is_none() && !planned.chosen.is_empty();
+            let planned = fp8_skip::decide_for_resumed(planned, &before.precision, &processor)?;
+            let fits = check_fits(&planned, &processor, process_group);
+            fits.map_err(|error| if is_kept { choosing_again(error) } else { error })?;
+            let done = position::position(&folder)?.map_or(0, |at| at.step);
+            let report_lines = report_lines(&planned, choice, device, done)?;
+            Ok(Settings { planned, report_lines })
+        })?;
+    if !process_group.is_first() {
+        check_fits(&planned, &processor, process_group)?;
     }
     let before = before.precision;
     let (config, chosen) = (planned.resolved.config, planned.chosen);
-    crew.compare(&Facts::of(&config, &planned.spec, &corpus, &processor)?, &processor)?;
-    let recorded = if crew.is_first() { choices::recorded(&folder) } else { BTreeMap::new() };
-    let mut loaded = load(planned.spec, &config, processor, &corpus, crew, recorded)?;
-    let mut checkpoints = CheckpointWriter::open(&folder, true, crew)?;
-    told.iter().for_each(|line| tracing::info!("{line}"));
+    process_group.compare(&Facts::of(&config, &planned.spec, &corpus, &processor)?, &processor)?;
+    let recorded = if process_group.is_first() { choices::recorded(&folder) } else { BTreeMap::new() };
+    let mut loaded = load(planned.spec, &config, processor, &corpus, process_group, recorded)?;
+    let mut checkpoints = CheckpointWriter::open(&folder, true, process_group)?;
+    report_lines.iter().for_each(|line| tracing::info!("{line}"));
     let position = match checkpoints.restore(&mut loaded.learner, &corpus.loader, &config)? {
         Some(position) => position,
         None => {
@@ -79,7 +80,7 @@ pub(super) fn resume(
     let is_at_its_end = position.step == steps;
     let recipes = before.recipe.zip(config.precision.recipe).map(|(before, now)| [before, now]);
     let switched = recipes.filter(|[before, now]| position.step > 0 && before != now);
-    let lost = Lost {
+    let dropped = DroppedRecords {
         after: position.step,
         // Before the first checkpoint, the initial weights are evaluated again.
         evaluation: position.evaluation.is_some() || position.step == 0,
@@ -87,9 +88,9 @@ pub(super) fn resume(
         switched,
     };
     let parts = Parts {
-        crew: crew.clone(),
+        process_group: process_group.clone(),
         resumed: Some(Resumed { step: position.step, switched }),
-        sink: SinkStart::Resumed(lost),
+        sink: SinkStart::Resumed(dropped),
         records_choices: !is_at_its_end,
         config,
         chosen,

@@ -26,7 +26,7 @@ impl Run {
         self.settle(watch, observer)?;
         let copies = self.checkpoints.can_copy(&mut self.learner);
         // Training waits for all ranks, or for none: a write may take longer than `parallel.timeout`.
-        let all = self.crew.gather(&[u64::from(copies)]);
+        let all = self.process_group.gather(&[u64::from(copies)]);
         let all = all.map_err(|error| exchange_error(self.position.step, "save", error))?;
         let copies = all.iter().all(|copies| copies[0] == 1);
         let metrics = self.sink.unsynced()?;
@@ -52,7 +52,7 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
         let Some(WrittenCheckpoint { step, path, took }) = written else { return Ok(()) };
-        if self.crew.is_first() {
+        if self.process_group.is_first() {
             self.folder.write("config.toml", &commented(&self.config, &self.chosen))?;
         }
         watch.save = watch.save.max(took);

@@ -1,7 +1,7 @@
 //! The settings that rank 0 chooses for all ranks.
 
-use crate::crew::Crew;
 use crate::error::RunError;
+use crate::process_group::ProcessGroup;
 use serde::{Deserialize, Serialize};
 use xtrain_config::{OrAuto, Recompute, Slower};
 use xtrain_planner::estimate::Device;
@@ -10,7 +10,7 @@ use xtrain_planner::planned::Planned;
 /// A plan whose settings are chosen, and lines that report the choice.
 pub(super) struct Settings {
     pub(super) planned: Planned,
-    pub(super) told: Vec<String>,
+    pub(super) report_lines: Vec<String>,
 }
 
 /// The values that were chosen.
@@ -28,7 +28,7 @@ struct Chosen {
 pub(super) fn agree(
     planned: Planned,
     device: Option<&Device>,
-    crew: &Crew,
+    crew: &ProcessGroup,
     choose: impl FnOnce(Planned, &Device) -> Result<Settings, RunError>,
 ) -> Result<Settings, RunError> {
     if let Some(device) = device {
@@ -46,7 +46,7 @@ pub(super) fn agree(
         config.precision.skip_slower = skip_slower;
     })?;
     planned.lacks_memory = lacks_memory;
-    Ok(Settings { planned, told: Vec::new() })
+    Ok(Settings { planned, report_lines: Vec::new() })
 }
 
 impl Chosen {

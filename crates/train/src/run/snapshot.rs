@@ -8,11 +8,11 @@
 //! little memory for the copy, all ranks write directly from their state while training waits.
 
 use super::background_save::{BackgroundSave, WrittenCheckpoint};
-use crate::crew::Crew;
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::position::{CONFIG, LOADER, POSITION, Position};
-use crate::saved::{self, SavedState, Step};
+use crate::process_group::ProcessGroup;
+use crate::state_io::{self, SavedState, Step};
 use crate::static_scales;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -71,7 +71,7 @@ impl Snapshot {
         let bytes = of.memory.as_slice();
         let step = Step { number: of.step, documents: &of.documents };
         let read = &mut |n: usize| Ok(&bytes[of.places[n].clone()]);
-        saved::write(store, of.channel.as_ref(), &step, &of.tensors, &of.rows, read)
+        state_io::write(store, of.channel.as_ref(), &step, &of.tensors, &of.rows, read)
     }
 }
 
@@ -102,16 +102,20 @@ impl CheckpointWriter {
     /// Opens the checkpoints of `folder`, and creates the folder if needed. It is an error if another run
     /// writes there, if the run in it has meanwhile begun, or not, contrary to `is_begun`, and if ranks see
     /// different folders. All ranks call it.
-    pub(super) fn open(folder: &RunFolder, is_begun: bool, crew: &Crew) -> Result<Self, RunError> {
-        let lock = crew.is_first().then(|| RunLock::acquire(folder.path())).transpose()?;
+    pub(super) fn open(
+        folder: &RunFolder,
+        is_begun: bool,
+        process_group: &ProcessGroup,
+    ) -> Result<Self, RunError> {
+        let lock = process_group.is_first().then(|| RunLock::acquire(folder.path())).transpose()?;
         if lock.is_some() && folder.is_begun() != is_begun {
             return Err(RunError::Refused(format!(
                 "another process began a run in {} meanwhile; start this one again, with --resume to continue that run",
                 folder.path().display()
             )));
         }
-        crew.check_shared(folder)?;
-        CheckpointWriter::new(folder, crew.channel(), lock)
+        process_group.check_shared(folder)?;
+        CheckpointWriter::new(folder, process_group.channel(), lock)
     }
 
     /// A writer of checkpoints of `folder` by the ranks that `channel` connects.

@@ -117,7 +117,7 @@ impl Run {
     /// update. Rank r of n takes micro-batches r, r + n, ...
     pub(super) fn launch(&mut self, number: u64, lr: f64) -> Result<Ticket, RunError> {
         let (batch_size, micro) = (self.config.train.batch_size, self.config.train.micro_batch_size());
-        let Member { rank, world_size } = self.crew.member();
+        let Member { rank, world_size } = self.process_group.member();
         let first = number * batch_size as u64;
         let valid_targets = self.corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
         let micro_steps = self.learner.spec().micro_steps(batch_size);
@@ -146,7 +146,7 @@ impl Run {
             true => self.config.eval.at_end,
             false => is_due(step, self.config.eval.every.unwrap_or(0)),
         };
-        let ended = match self.crew.is_alone() {
+        let ended = match self.process_group.is_alone() {
             true => watch.ended(watch.step + self.saving(watch)),
             false => self.agreed_end(watch)?,
         };
@@ -192,8 +192,8 @@ impl Run {
             }
             let Some(StepInFlight { step, lr, ticket }) = steps.pop_front() else { break };
             let result = self.learner.collect(ticket).map_err(|e| step_error(step, e))?;
-            self.crew.first_step_is_done();
-            self.note_wish(step, &result);
+            self.process_group.first_step_is_done();
+            self.note_stop_request(step, &result);
             finished.push(FinishedStep { step, lr, result });
         }
         Ok(finished)
@@ -222,7 +222,7 @@ impl Run {
             if cut.is_some() {
                 return Ok(cut);
             }
-            if self.crew.is_alone() {
+            if self.process_group.is_alone() {
                 ended = ended.or_else(|| watch.ended(watch.step + self.saving(watch))).filter(|_| !last);
             }
             flight.begun = Instant::now();
@@ -238,7 +238,7 @@ impl Run {
     }
 }
 
-/// The error of a run in which ranks exchanged words after `step`, in the `part` of the run.
+/// The error of a run in which ranks exchanged messages after `step`, in the `part` of the run.
 pub(super) fn exchange_error(step: u64, part: &str, error: RunError) -> RunError {
     match error {
         RunError::Ranks(cause @ (CommError::Timeout { .. } | CommError::Left { .. })) => RunError::Ranks(

@@ -10,10 +10,10 @@ use super::snapshot::{CheckpointWriter, Snapshot};
 use super::watch::Watch;
 use super::{Observer, Outcome, Start};
 use crate::corpus::Notice;
-use crate::crew::Crew;
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::position::position;
+use crate::process_group::ProcessGroup;
 use std::io::{Error, ErrorKind};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -78,7 +78,8 @@ fn run(
     prepare: impl FnOnce(&mut CheckpointWriter),
 ) -> (Result<Outcome, RunError>, Vec<Seen>) {
     let mut recorder = Recorder { seen: Vec::new(), done };
-    let Ok(Opened::Run(mut run)) = open(parsed, Start::New, &Crew::alone(), &mut recorder, &|| false) else {
+    let Ok(Opened::Run(mut run)) = open(parsed, Start::New, &ProcessGroup::alone(), &mut recorder, &|| false)
+    else {
         panic!("it does not open")
     };
     prepare(&mut run.checkpoints);
@@ -151,7 +152,9 @@ fn a_save_that_is_under_way_when_the_steps_end_badly_is_completed() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut recorder = Recorder { seen: Vec::new(), done: &DONE };
     let parsed = run_file(folder.path(), "out");
-    let Ok(Opened::Run(mut run)) = open(&parsed, Start::New, &Crew::alone(), &mut recorder, &|| false) else {
+    let Ok(Opened::Run(mut run)) =
+        open(&parsed, Start::New, &ProcessGroup::alone(), &mut recorder, &|| false)
+    else {
         panic!("it does not open")
     };
     let metrics = run.sink.unsynced().expect("metrics");

@@ -1,6 +1,6 @@
 //! Decisions and checks of all ranks: they end after the same step, and compare their state.
 
-use super::finish::first_wish;
+use super::finish::first_stop_request;
 use super::observer::Outcome;
 use super::steps::exchange_error;
 use super::watch::Watch;
@@ -21,7 +21,7 @@ const COMPARED_BYTES: usize = 16 << 20;
 #[derive(Default)]
 pub(super) struct Together {
     /// The reason for which this rank asked all to end the run, if it has.
-    own_wish: Option<Outcome>,
+    own_request: Option<Outcome>,
     /// The step after which all end the run, once a rank has asked for it.
     last: Option<u64>,
     /// The place up to which comparisons have come.
@@ -57,35 +57,35 @@ impl Cursor {
 impl Run {
     /// The end of the run, if this process trains alone and must end it now to have `next` left. A rank asks
     /// all others to end instead.
-    pub(super) fn wish(&mut self, watch: &Watch<'_>, next: Duration) -> Option<Outcome> {
-        let wish = watch.ended(next)?;
-        if self.crew.is_alone() {
-            return Some(wish);
+    pub(super) fn request_stop(&mut self, watch: &Watch<'_>, next: Duration) -> Option<Outcome> {
+        let request = watch.ended(next)?;
+        if self.process_group.is_alone() {
+            return Some(request);
         }
-        self.together.own_wish.get_or_insert(wish);
+        self.together.own_request.get_or_insert(request);
         self.learner.ask_to_stop();
         None
     }
 
     /// The end of the run, if a rank has asked for it and this is the step after which all end.
     pub(super) fn agreed_end(&mut self, watch: &Watch<'_>) -> Result<Option<Outcome>, RunError> {
-        // The steps until all have learned of the wish, and the one that ends the run.
+        // The steps until all have learned of the request, and the one that ends the run.
         let steps = IN_FLIGHT as u32 + 2;
-        let _ = self.wish(watch, steps * watch.step + self.saving(watch));
+        let _ = self.request_stop(watch, steps * watch.step + self.saving(watch));
         let is_last = self.together.last.is_some_and(|last| self.position.step >= last);
-        is_last.then(|| self.wish_of_any()).transpose()
+        is_last.then(|| self.stop_request_of_any()).transpose()
     }
 
-    /// The wish for which all ranks end. They all call it.
-    pub(super) fn wish_of_any(&self) -> Result<Outcome, RunError> {
-        let wish = first_wish(&self.crew, self.together.own_wish)
+    /// The stop request for which all ranks end. They all call it.
+    pub(super) fn stop_request_of_any(&self) -> Result<Outcome, RunError> {
+        let request = first_stop_request(&self.process_group, self.together.own_request)
             .map_err(|error| exchange_error(self.position.step, "end of the run", error))?;
-        Ok(wish.unwrap_or(Outcome::Stopped))
+        Ok(request.unwrap_or(Outcome::Stopped))
     }
 
     /// Notes that a rank asked to end the run when `step` was launched. A rank learns it when it has launched
     /// at most [`IN_FLIGHT`] steps more, so no rank has launched the step after those.
-    pub(super) fn note_wish(&mut self, step: u64, result: &StepResult) {
+    pub(super) fn note_stop_request(&mut self, step: u64, result: &StepResult) {
         if result.stopping {
             self.together.last.get_or_insert(step + IN_FLIGHT as u64 + 1);
         }
@@ -96,11 +96,11 @@ impl Run {
     /// # Errors
     /// The state of a rank differs from that of rank 0, or its rows from those of the first replica.
     pub(super) fn compare_states(&mut self) -> Result<(), RunError> {
-        if self.crew.is_alone() || !is_due(self.position.step, self.config.log.every) {
+        if self.process_group.is_alone() || !is_due(self.position.step, self.config.log.every) {
             return Ok(());
         }
         let checksums = self.checksums()?;
-        let all = self.crew.gather(&checksums);
+        let all = self.process_group.gather(&checksums);
         let all = all.map_err(|error| exchange_error(self.position.step, "comparison of states", error))?;
         let shards = self.learner.layout().parallel().shards();
         // The rank at the same place of the first replica has the same rows, and rank 0 what all ranks hold.

@@ -21,7 +21,7 @@ use xtrain_step::programs;
 use xtrain_step::training_spec::TrainingSpec;
 use xtrain_train::error::RunError;
 use xtrain_train::exchange::{Identity, export, export_checkpoint, import};
-use xtrain_train::saved::{self, SavedState, SavedValue, Step};
+use xtrain_train::state_io::{self, SavedState, SavedValue, Step};
 
 /// Tensors by name.
 type Tensors = BTreeMap<String, Vec<u8>>;
@@ -46,7 +46,7 @@ fn run_part(world: &World, folder: &Path, steps: Range<usize>, number: u64) -> V
     let results = on_ranks(world.ranks, |communicator, channel| {
         let mut learner = world.learner(communicator);
         let store = CheckpointStore::open(folder).expect("a folder");
-        match saved::latest(&store, &channel).expect("checkpoints") {
+        match state_io::latest(&store, &channel).expect("checkpoints") {
             None => learner.weights().initialize(5, 0.1).expect("weights"),
             Some(checkpoint) => load(&mut learner, &checkpoint),
         }

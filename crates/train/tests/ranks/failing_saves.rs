@@ -13,7 +13,7 @@ use xtrain_model::Recipe;
 use xtrain_program::Shard;
 use xtrain_tensor::DType;
 use xtrain_train::error::RunError;
-use xtrain_train::saved::{Step, write};
+use xtrain_train::state_io::{Step, write};
 
 fn small_world() -> World {
     World { ranks: 3, shard: Shard::Optimizer, ..World::alone(Recipe::Fp32, false, 1) }

@@ -29,7 +29,7 @@ pub(super) fn split() -> impl TypedValueParser<Value = Take> {
 pub(super) fn device() -> impl TypedValueParser<Value = Device> {
     let values = Device::ALL.map(|device| PossibleValue::new(device.name()).aliases(device.aliases()));
     PossibleValuesParser::new(values).try_map(|text| {
-        let is_called = |device: &Device| device.aliases().contains(&text.as_str());
+        let is_called = |device: &Device| device.aliases().any(|alias| alias == text);
         let ours = Device::ALL.into_iter().find(is_called).map(Device::name);
         let named = Device::ALL.into_iter().find(|device| device.name() == text);
         named.ok_or_else(|| format!("did you mean '{}'?", ours.unwrap_or("auto")))

@@ -24,7 +24,7 @@ pub(crate) fn run(args: &BenchCommArgs, place: &Place) -> Result<ExitCode, Failu
         return Ok(ranks::exit_code(ranks::launch(count)?));
     }
     terminal::use_share_of_threads(args.cpu.threads, place.local_world_size())?;
-    let crew = place.join(&ParallelConfig::default(), Path::new(FOLDER))?;
+    let process_group = place.join(&ParallelConfig::default(), Path::new(FOLDER))?;
     let device = match (args.processes.gpus, args.processes.ranks) {
         (Some(_), _) => Device::Cuda,
         (_, Some(_)) => Device::Cpu,
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &BenchCommArgs, place: &Place) -> Result<ExitCode, Failu
     };
     let BenchCommArgs { transport, gemm, repeats, runs, .. } = *args;
     let options = CommOptions { device, transport, sizes, gemm, repeats, runs };
-    let speeds = bench::comm(&crew, &options)?;
+    let speeds = bench::comm(&process_group, &options)?;
     if place.is_first() {
         let _ = match args.json {
             true => terminal::print_json(&speeds)?,

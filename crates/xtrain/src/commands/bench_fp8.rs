@@ -6,7 +6,7 @@ use crate::terminal;
 use serde_json::json;
 use xtrain_lab::bench::{self, Fp8Speeds, LinearShape, OpBenchOptions};
 use xtrain_model::Recipe;
-use xtrain_planner::slower::{self, LayerSpeed, RecipeLayers};
+use xtrain_planner::fp8_skip::{self, LayerSpeed, RecipeLayers};
 use xtrain_report::metrics::format;
 use xtrain_step::engine::{Processor, Target};
 use xtrain_train::run_file;
@@ -43,7 +43,7 @@ fn measure_run_file(args: &BenchFp8Args) -> Result<(), Failure> {
     let recipes = bench::fp8_recipes(&asked, &processor)?;
     let (device, is_kept) = (processor.describe(), processor.target() == Target::Cuda);
     drop(processor);
-    let measured = slower::measure(&planned, &recipes, train.device)?;
+    let measured = fp8_skip::measure(&planned, &recipes, train.device)?;
     let tokens = planned.spec.batch.sequences * planned.spec.batch.seq_len;
     if args.json {
         let rows: Vec<_> = measured.iter().flat_map(|of| rows(of, is_kept)).collect();
@@ -64,7 +64,7 @@ fn measure_run_file(args: &BenchFp8Args) -> Result<(), Failure> {
     );
     for RecipeLayers { recipe, layers } in &measured {
         for layer in layers {
-            let slower = if is_kept && slower::is_slower(layer) { "  stays in bf16" } else { "" };
+            let slower = if is_kept && fp8_skip::is_slower(layer) { "  stays in bf16" } else { "" };
             out.push_str(&format!(
                 "{:<14}{:<wide$}{:>16}{:>10.3}{:>10.3}{:>10.2}{slower}\n",
                 recipe.name(),
@@ -88,7 +88,7 @@ fn rows(of: &RecipeLayers, is_kept: bool) -> Vec<serde_json::Value> {
         json!({
             "recipe": of.recipe, "layer": layer.layer, "tokens": layer.tokens, "inputs": layer.inputs,
             "outputs": layer.outputs, "bf16_seconds": layer.bf16_seconds, "fp8_seconds": layer.fp8_seconds,
-            "speed": layer.speed(), "stays_in_bf16": is_kept && slower::is_slower(layer),
+            "speed": layer.speed(), "stays_in_bf16": is_kept && fp8_skip::is_slower(layer),
         })
     };
     of.layers.iter().map(row).collect()

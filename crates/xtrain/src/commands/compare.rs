@@ -4,7 +4,7 @@ use crate::cli::CompareArgs;
 use crate::failure::Failure;
 use crate::terminal;
 use xtrain_checkpoint::first_few;
-use xtrain_report::gap::{COMPARE_FILE, Comparison, Rows, Table};
+use xtrain_report::seed_gap::{COMPARE_FILE, Comparison, Rows, Table};
 use xtrain_train::run_file;
 
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use xtrain_data::InputOptions;
 use xtrain_model::Recipe;
 use xtrain_report::metrics::format;
-use xtrain_train::held_out::{EvalProgress, HeldOut, TextLoss, TextOptions};
+use xtrain_train::eval_data::{EvalProgress, HeldOut, TextLoss, TextOptions};
 
 /// Result in one precision.
 struct Evaluated {

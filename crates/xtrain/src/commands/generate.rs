@@ -14,7 +14,7 @@ use xtrain_model::Architecture;
 use xtrain_report::metrics::format;
 use xtrain_step::generate::{GeneratedToken, Generator, Pace, Sampling};
 use xtrain_step::weights::Weights;
-use xtrain_train::opened::open_without_tokenizer;
+use xtrain_train::open_model::open_without_tokenizer;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if !(args.temperature.is_finite() && args.temperature >= 0.0) {

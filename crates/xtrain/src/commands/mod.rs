@@ -24,7 +24,7 @@ use crate::failure::Failure;
 use crate::terminal;
 use xtrain_config::Device;
 use xtrain_model::Recipe;
-use xtrain_train::opened::{OpenedModel, Which, open};
+use xtrain_train::open_model::{OpenedModel, Which, open};
 
 /// Opens the model that a command names, on `device`; `recipe` replaces the precision of its computation.
 fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {

@@ -10,13 +10,13 @@ use xtrain_config::{Config, ConfigErrors, Override, ParallelConfig, Parsed};
 use xtrain_planner::advice::Planner;
 use xtrain_planner::estimate::Device;
 use xtrain_planner::planned::Planned;
-use xtrain_planner::{choose, slower};
+use xtrain_planner::{choose, fp8_skip};
 use xtrain_report::lanes::write_lanes;
 use xtrain_step::engine::{Processor, Room, Target};
 use xtrain_step::error::LearnError;
 use xtrain_step::member::Member;
 use xtrain_step::programs;
-use xtrain_train::crew::transport;
+use xtrain_train::process_group::transport;
 use xtrain_train::spec::plan_for;
 use xtrain_train::{run_file, source};
 
@@ -118,7 +118,7 @@ fn dump(
         None => planned,
     };
     let planned = match processor {
-        Some(processor) => slower::decide_if_measured(planned, processor)?,
+        Some(processor) => fp8_skip::decide_if_measured(planned, processor)?,
         None => planned,
     };
     let program = match &args.dump_after {

@@ -30,9 +30,9 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
         return ranks::launch_run(count, &parsed);
     }
     terminal::use_share_of_threads(parsed.config.train.threads, place.local_world_size())?;
-    let crew = place.join(&parsed.config.parallel, run_file::folder(&parsed).path())?;
+    let process_group = place.join(&parsed.config.parallel, run_file::folder(&parsed).path())?;
     let stop = if place.is_first() { Stop::on_signals() } else { Stop::on_signals_silently() };
-    let Stop(stop) = stop.map_err(|failure| crew.fail(RunError::Refused(failure.to_string())))?;
+    let Stop(stop) = stop.map_err(|failure| process_group.fail(RunError::Refused(failure.to_string())))?;
     let start = if args.resume { Start::Resume } else { Start::New };
     let mut view: Box<dyn Observer> = match place.is_first() {
         true => Box::new(TrainingView::new(stop.clone(), detail(args), &parsed.config)),
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
     };
     let profile =
         args.profile.then_some(ProfileOptions { steps: args.profile_steps, from: args.profile_from });
-    let said = match train_in(&crew, &parsed, start, profile, &stop, view.as_mut())? {
+    let said = match train_in(&process_group, &parsed, start, profile, &stop, view.as_mut())? {
         Outcome::Finished => return Ok(ExitCode::SUCCESS),
         Outcome::FinishedBefore { done, steps } => {
             let length = &parsed.config.train;

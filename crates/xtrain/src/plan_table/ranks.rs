@@ -4,7 +4,7 @@
 use super::{Advised, line};
 use xtrain_model::EXPERTS;
 use xtrain_planner::estimate::Timeline;
-use xtrain_planner::modes::{Candidate, Mode, evening_replicas};
+use xtrain_planner::shard_table::{Candidate, Mode, evening_replicas};
 use xtrain_program::{Program, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
 use xtrain_step::layout::{Evenness, Layout};

@@ -39,7 +39,7 @@ export! {
         number(bytes.set(PAGE as usize))
     }
 
-    fn cuMemAddressReserve(pointer: Out<u64>, bytes: usize, _align: usize, _wished: u64, _flags: c_ulonglong) {
+    fn cuMemAddressReserve(pointer: Out<u64>, bytes: usize, _align: usize, _requested: u64, _flags: c_ulonglong) {
         on_device(|machine, device| {
             if !(bytes as u64).is_multiple_of(PAGE) {
                 return Err(status::INVALID_VALUE);

@@ -1,4 +1,4 @@
-//! Removes the lines of lost steps from `metrics.jsonl` when a run is resumed.
+//! Removes the lines of dropped steps from `metrics.jsonl` when a run is resumed.
 
 use std::fs::File;
 use std::io::{self, BufReader, Write};
@@ -7,7 +7,7 @@ use xtrain_checkpoint::replace_file;
 
 use super::reader::Lines;
 use super::wire;
-use crate::metrics::{Lost, MetricsError};
+use crate::metrics::{DroppedRecords, MetricsError};
 
 /// Numbers of lines that a resume kept and dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,15 +21,15 @@ pub struct Recovery {
     pub unreadable: u64,
 }
 
-/// Rewrites the file at `path` without the lines that are `lost`; leaves it unchanged if there are none.
-pub(super) fn drop_lost(path: &Path, lost: Lost) -> Result<Recovery, MetricsError> {
-    let scan = match File::open(path).and_then(|file| scan(file, lost)) {
+/// Rewrites the file at `path` without the lines that are `dropped`; leaves it unchanged if there are none.
+pub(super) fn drop_records(path: &Path, dropped: DroppedRecords) -> Result<Recovery, MetricsError> {
+    let scan = match File::open(path).and_then(|file| scan(file, dropped)) {
         Ok(scan) => scan,
         Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(Recovery::default()),
         Err(source) => return Err(MetricsError::io("read metrics", path)(source)),
     };
     if scan.recovery.lost_steps + scan.recovery.unreadable > 0 || !scan.ended {
-        replace_file(path, |out| copy_records_before(path, lost, scan.last_kept, out))?;
+        replace_file(path, |out| copy_records_before(path, dropped, scan.last_kept, out))?;
     }
     Ok(scan.recovery)
 }
@@ -42,7 +42,7 @@ struct Scan {
     ended: bool,
 }
 
-fn scan(file: File, lost: Lost) -> io::Result<Scan> {
+fn scan(file: File, dropped: DroppedRecords) -> io::Result<Scan> {
     let mut scan = Scan { recovery: Recovery::default(), last_kept: 0, ended: true };
     let recovery = &mut scan.recovery;
     let mut not_understood = 0;
@@ -50,7 +50,7 @@ fn scan(file: File, lost: Lost) -> io::Result<Scan> {
     while let Some(line) = lines.next_line()? {
         scan.ended = line.ended;
         match line.content.map(wire::place_of) {
-            Some(Some((step, kind))) if !lost.holds(step, &kind) => {
+            Some(Some((step, kind))) if !dropped.holds(step, &kind) => {
                 recovery.kept += 1 + std::mem::take(&mut not_understood);
                 scan.last_kept = line.number;
             }
@@ -64,11 +64,16 @@ fn scan(file: File, lost: Lost) -> io::Result<Scan> {
     Ok(scan)
 }
 
-fn copy_records_before(path: &Path, lost: Lost, last_kept: u64, out: &mut impl Write) -> io::Result<()> {
+fn copy_records_before(
+    path: &Path,
+    dropped: DroppedRecords,
+    last_kept: u64,
+    out: &mut impl Write,
+) -> io::Result<()> {
     let mut lines = Lines::new(BufReader::new(File::open(path)?));
     while let Some(line) = lines.next_line()?.filter(|line| line.number <= last_kept) {
         let Some(content) = line.content else { continue };
-        if wire::place_of(content).is_none_or(|(step, kind)| !lost.holds(step, &kind)) {
+        if wire::place_of(content).is_none_or(|(step, kind)| !dropped.holds(step, &kind)) {
             out.write_all(content)?;
             out.write_all(b"\n")?;
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::resume::{self, Recovery};
 use super::wire;
-use crate::metrics::{Lost, MetricsError, Record};
+use crate::metrics::{DroppedRecords, MetricsError, Record};
 
 /// An open metrics file. Each record is one unbuffered write of a whole line.
 #[derive(Debug)]
@@ -26,12 +26,12 @@ impl Writer {
         }
     }
 
-    /// Opens the file of a resumed run, without the lines of `lost` records and without a torn last line. The
-    /// file need not exist.
+    /// Opens the file of a resumed run, without the lines of `dropped` records and without a torn last line.
+    /// The file need not exist.
     ///
     /// A rename replaces the old file after the new one is synced, so a crash in between loses nothing.
-    pub fn resume(path: &Path, lost: Lost) -> Result<(Self, Recovery), MetricsError> {
-        let recovery = resume::drop_lost(path, lost)?;
+    pub fn resume(path: &Path, dropped: DroppedRecords) -> Result<(Self, Recovery), MetricsError> {
+        let recovery = resume::drop_records(path, dropped)?;
         Ok((Self::append(path)?, recovery))
     }
 

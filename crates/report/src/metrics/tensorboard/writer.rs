@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::proto::HParam;
 use super::{frame::frame, proto, resume};
 use crate::metrics::event::{SAMPLE, SOURCE};
-use crate::metrics::{Event, Lost, MetricsError, Record};
+use crate::metrics::{DroppedRecords, Event, MetricsError, Record};
 
 const PREFIX: &str = "events.out.tfevents.";
 const SUFFIX: &str = ".xtrain";
@@ -24,13 +24,13 @@ impl Writer {
     /// Creates an event file in `folder`, at `time` (seconds since 1970).
     ///
     /// The name holds the time, or one second more than the newest file there, so that names sort in the
-    /// order in which the files were created. Events that are `lost` are cut off the existing files, and
+    /// order in which the files were created. Events that are `dropped` are cut off the existing files, and
     /// their steps are declared void in the new one.
-    pub fn create(folder: &Path, time: f64, lost: Option<Lost>) -> Result<Self, MetricsError> {
+    pub fn create(folder: &Path, time: f64, dropped: Option<DroppedRecords>) -> Result<Self, MetricsError> {
         let files = event_files(folder).map_err(MetricsError::io("read the run folder", folder))?;
-        if let Some(lost) = lost {
+        if let Some(dropped) = dropped {
             for (_, path) in &files {
-                resume::cut(path, lost).map_err(MetricsError::io("cut TensorBoard events", path))?;
+                resume::cut(path, dropped).map_err(MetricsError::io("cut TensorBoard events", path))?;
             }
         }
         let newest = files.iter().map(|&(stamp, _)| stamp).max();
@@ -40,8 +40,8 @@ impl Writer {
         let file = file.map_err(MetricsError::io("open TensorBoard events", &path))?;
         let mut writer = Self { file, path, len_bytes: 0 };
         writer.append(&proto::file_version(time))?;
-        if let Some(lost) = lost {
-            writer.append(&proto::session_start(time, lost.after.saturating_add(1)))?;
+        if let Some(dropped) = dropped {
+            writer.append(&proto::session_start(time, dropped.after.saturating_add(1)))?;
         }
         Ok(writer)
     }

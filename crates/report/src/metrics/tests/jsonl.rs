@@ -139,7 +139,7 @@ fn a_resumed_file_ends_at_the_checkpoint_wherever_the_process_died() {
     for cut in 0..=whole.len() {
         fs::write(&path, &whole.as_bytes()[..cut]).unwrap();
         let complete = all_lines(&whole.as_bytes()[..cut]).iter().filter(|line| line.is_ok()).count() as u64;
-        let (mut writer, recovery) = Writer::resume(&path, Lost::after(3)).unwrap();
+        let (mut writer, recovery) = Writer::resume(&path, DroppedRecords::after(3)).unwrap();
         assert_eq!(recovery.kept, complete.min(3));
         assert_eq!(recovery.lost_steps, complete.saturating_sub(3));
         writer.write(&Record { time: 0.0, event: step(4).into() }).unwrap();
@@ -155,7 +155,7 @@ fn resume_keeps_lines_that_only_a_later_version_understands() {
     let early = "{\"kind\":\"novel\",\"step\":2,\"extra\":[1,{}]}\n";
     let late = "{\"kind\":\"novel\",\"step\":5}\n";
     fs::write(&path, file_of([1]) + "garbage\n" + early + late + "more garbage\n\u{0}\u{0}").unwrap();
-    let (_, recovery) = Writer::resume(&path, Lost::after(4)).unwrap();
+    let (_, recovery) = Writer::resume(&path, DroppedRecords::after(4)).unwrap();
     assert_eq!(recovery, Recovery { kept: 3, lost_steps: 1, unreadable: 2 });
     assert_eq!(fs::read_to_string(&path).unwrap(), file_of([1]) + "garbage\n" + early);
 }
@@ -166,7 +166,7 @@ fn resume_leaves_a_file_alone_that_has_nothing_to_drop() {
     let path = folder.path().join(FILE_NAME);
     fs::write(&path, file_of(1..=3)).unwrap();
     let before = fs::metadata(&path).unwrap().modified().unwrap();
-    let (_, recovery) = Writer::resume(&path, Lost::after(3)).unwrap();
+    let (_, recovery) = Writer::resume(&path, DroppedRecords::after(3)).unwrap();
     assert_eq!(recovery, Recovery { kept: 3, lost_steps: 0, unreadable: 0 });
     assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), before);
 }
@@ -174,7 +174,7 @@ fn resume_leaves_a_file_alone_that_has_nothing_to_drop() {
 #[test]
 fn resume_without_a_file_starts_one() {
     let folder = tempfile::tempdir().unwrap();
-    let (_, recovery) = Writer::resume(&folder.path().join(FILE_NAME), Lost::after(3)).unwrap();
+    let (_, recovery) = Writer::resume(&folder.path().join(FILE_NAME), DroppedRecords::after(3)).unwrap();
     assert_eq!(recovery, Recovery::default());
     assert!(steps_in(&folder.path().join(FILE_NAME)).is_empty());
 }
@@ -188,7 +188,7 @@ fn a_failed_rewrite_leaves_the_old_file_whole() {
     let aside = folder.path().join(format!("metrics.jsonl.tmp-{}", std::process::id()));
     let held = fs::File::create(aside).unwrap();
     held.lock().unwrap();
-    let error = Writer::resume(&path, Lost::after(3)).unwrap_err().to_string();
+    let error = Writer::resume(&path, DroppedRecords::after(3)).unwrap_err().to_string();
     assert!(error.contains("metrics.jsonl: in use by another process"), "{error}");
     assert_eq!(fs::read_to_string(&path).unwrap(), file_of(1..=6));
 }
@@ -268,7 +268,7 @@ proptest! {
         let path = folder.path().join(FILE_NAME);
         fs::write(&path, file_of([1, 2])).unwrap();
         fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(&bytes).unwrap();
-        let (mut writer, recovery) = Writer::resume(&path, Lost::after(step)).unwrap();
+        let (mut writer, recovery) = Writer::resume(&path, DroppedRecords::after(step)).unwrap();
         prop_assert!(recovery.kept >= step.min(2));
         writer.write(&Record { time: 0.0, event: Resumed::after(step).into() }).unwrap();
         let last = Reader::open(&path).unwrap().last().unwrap().unwrap();

@@ -38,7 +38,8 @@ fn a_killed_and_resumed_run_has_one_history() {
     }
     drop(sink);
     let mut sink =
-        MetricsSink::open(folder.path(), BOTH, SinkStart::Resumed(Lost::after(3)), "", None).unwrap();
+        MetricsSink::open(folder.path(), BOTH, SinkStart::Resumed(DroppedRecords::after(3)), "", None)
+            .unwrap();
     assert_eq!((sink.recovery().kept, sink.recovery().lost_steps), (6, 4));
     for at in 4..=6 {
         sink.record(step(at)).unwrap();
@@ -70,7 +71,7 @@ fn what_a_run_makes_again_at_the_step_that_it_resumes_from_is_said_once() {
         MetricsSink::open(
             folder.path(),
             BOTH,
-            SinkStart::Resumed(Lost { evaluation, samples, ..Lost::after(3) }),
+            SinkStart::Resumed(DroppedRecords { evaluation, samples, ..DroppedRecords::after(3) }),
             "",
             None,
         )

@@ -68,8 +68,8 @@ fn a_resumed_run_voids_the_lost_steps_in_a_file_that_sorts_last() {
     let folder = tempfile::tempdir().unwrap();
     let first = Writer::create(folder.path(), TIME, None).unwrap();
     // The same second, then a clock that was set back.
-    let second = Writer::create(folder.path(), TIME, Some(Lost::after(300))).unwrap();
-    let third = Writer::create(folder.path(), TIME - 1e6, Some(Lost::after(400))).unwrap();
+    let second = Writer::create(folder.path(), TIME, Some(DroppedRecords::after(300))).unwrap();
+    let third = Writer::create(folder.path(), TIME - 1e6, Some(DroppedRecords::after(400))).unwrap();
     assert!(first.path() < second.path() && second.path() < third.path());
     let bytes = fs::read(second.path()).unwrap();
     assert_eq!(payloads(&bytes), [proto::file_version(TIME), proto::session_start(TIME, 301)]);
@@ -134,14 +134,14 @@ fn a_resumed_run_cuts_the_lost_steps_off_wherever_the_process_died() {
     let whole = fs::read(&path).unwrap();
     for cut in (0..=whole.len()).step_by(7) {
         fs::write(&path, &whole[..cut]).unwrap();
-        let resumed = Writer::create(folder.path(), TIME, Some(Lost::after(2))).unwrap();
+        let resumed = Writer::create(folder.path(), TIME, Some(DroppedRecords::after(2))).unwrap();
         let kept: Vec<_> =
             payloads(&fs::read(&path).unwrap()).iter().map(|event| proto::step_of(event).unwrap()).collect();
         assert!([0, 1, 2].starts_with(&kept), "cut at {cut}: {kept:?}");
         fs::remove_file(resumed.path()).unwrap();
     }
     fs::write(&path, &whole).unwrap();
-    Writer::create(folder.path(), TIME, Some(Lost::after(2))).unwrap();
+    Writer::create(folder.path(), TIME, Some(DroppedRecords::after(2))).unwrap();
     assert_eq!(payloads(&fs::read(&path).unwrap()).len(), 3);
 }
 
@@ -154,7 +154,7 @@ fn a_damaged_file_is_left_as_it_is() {
     let mut bytes = fs::read(&path).unwrap();
     bytes[15] ^= 1;
     fs::write(&path, &bytes).unwrap();
-    Writer::create(folder.path(), TIME, Some(Lost::after(2))).unwrap();
+    Writer::create(folder.path(), TIME, Some(DroppedRecords::after(2))).unwrap();
     assert_eq!(fs::read(&path).unwrap(), bytes);
 }
 

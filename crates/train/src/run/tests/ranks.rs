@@ -2,14 +2,14 @@
 
 use super::super::snapshot::{CheckpointWriter, Snapshot, places};
 use super::{PATIENCE, Recorder, run_file};
-use crate::crew::Crew;
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::position::Position;
+use crate::process_group::ProcessGroup;
 use crate::run::assemble::Opened;
 use crate::run::open::open;
 use crate::run::{Run, Start};
-use crate::saved::{self, SavedState};
+use crate::state_io::{self, SavedState};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn on_ranks<T: Send>(
 /// The rows of a rank.
 fn rows(learner: &mut Learner) -> Rows {
     let state = SavedState::of(learner);
-    let read = |value: saved::SavedValue| {
+    let read = |value: state_io::SavedValue| {
         let bytes = learner.read_state(value.entry.kind, &value.entry.name).expect("state");
         let start = value.rows.start * value.tensor.row_bytes();
         (value.tensor.name, (start, bytes))
@@ -82,7 +82,7 @@ fn ranks_save_their_rows_while_training_continues_and_other_ranks_restore_them()
     let folder = tempfile::tempdir().expect("a folder");
     let mut recorder = Recorder { seen: Vec::new(), done: &DONE };
     let Ok(Opened::Run(run)) =
-        open(&run_file(folder.path(), "out"), Start::New, &Crew::alone(), &mut recorder, &|| false)
+        open(&run_file(folder.path(), "out"), Start::New, &ProcessGroup::alone(), &mut recorder, &|| false)
     else {
         panic!("it does not open")
     };

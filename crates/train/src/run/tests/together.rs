@@ -1,7 +1,7 @@
 //! Ranks as threads, each with a run of its own.
 
 use super::run_file;
-use crate::crew::tests::on_ranks;
+use crate::process_group::tests::on_ranks;
 use crate::run::Start;
 use crate::run::assemble::Opened;
 use crate::run::open::open;
@@ -18,10 +18,10 @@ fn trained(ranks: usize, [shard, replicas]: [&str; 2], changed: Option<usize>) -
     parsed.config.train.batch_size = ranks;
     parsed.config.parallel.shard = serde_json::from_value(shard.into()).expect("a mode");
     parsed.config.parallel.replicas = replicas.parse().expect("a number");
-    on_ranks(ranks, |crew| {
-        let opened = open(&parsed, Start::New, crew, &mut (), &|| false).expect("a run");
+    on_ranks(ranks, |process_group| {
+        let opened = open(&parsed, Start::New, process_group, &mut (), &|| false).expect("a run");
         let Opened::Run(mut run) = opened else { panic!("it has steps left") };
-        if changed == Some(crew.member().rank) {
+        if changed == Some(process_group.member().rank) {
             let name = "blocks.0.mlp.down_proj.weight";
             let mut bytes = run.learner.read_state(StateKind::Master, name).expect("a master");
             // Not the lowest bit, which the rounding of an update may make equal again.
@@ -29,8 +29,8 @@ fn trained(ranks: usize, [shard, replicas]: [&str; 2], changed: Option<usize>) -
             run.learner.write_state(StateKind::Master, name, &bytes).expect("a master");
         }
         let ended = run.go(Watch::new(&AtomicBool::new(false), Instant::now(), None), &mut ());
-        let ended = ended.and_then(|_| crew.finish()).map(|()| run.position.step);
-        ended.map_err(|error| crew.fail(error).to_string())
+        let ended = ended.and_then(|_| process_group.finish()).map(|()| run.position.step);
+        ended.map_err(|error| process_group.fail(error).to_string())
     })
 }
 

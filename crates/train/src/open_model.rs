@@ -3,7 +3,7 @@
 use crate::error::RunError;
 use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
-use crate::{position, run_file, saved, source, static_scales};
+use crate::{position, run_file, source, state_io, static_scales};
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, TensorSpec};
@@ -210,8 +210,8 @@ pub fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, RunError>
 /// Reads the masters of a checkpoint of `run`, and refreshes the copies that GEMMs read.
 pub fn load_masters(weights: &mut Weights, checkpoint: &Checkpoint, run: &RunFolder) -> Result<(), RunError> {
     let masters = weights.masters();
-    let specs: Vec<TensorSpec> = masters.iter().map(saved::tensor).collect();
-    let is_master = |name: &str| name.starts_with(&saved::prefix(StateKind::Master));
+    let specs: Vec<TensorSpec> = masters.iter().map(state_io::tensor).collect();
+    let is_master = |name: &str| name.starts_with(&state_io::prefix(StateKind::Master));
     let unknown = |name: &str| is_master(name) && !specs.iter().any(|spec| spec.name == name);
     if let Some(other) = checkpoint.tensors().iter().find(|tensor| unknown(&tensor.name)) {
         return Err(RunError::Refused(format!(

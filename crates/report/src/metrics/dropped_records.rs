@@ -6,25 +6,25 @@ use xtrain_model::Recipe;
 /// Records after the checkpoint of a resumed run. They are removed from its files, because the run writes
 /// them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lost {
-    /// Attempted steps that the checkpoint holds; 0 at the start. Records of later steps are lost.
+pub struct DroppedRecords {
+    /// Attempted steps that the checkpoint holds; 0 at the start. Records of later steps are dropped.
     pub after: u64,
-    /// The evaluation of that step itself is lost, with the figures of its sources: the run was stopped in
+    /// The evaluation of that step itself is dropped, with the figures of its sources: the run was stopped in
     /// it.
     pub evaluation: bool,
-    /// True if the samples of that step itself are lost, because it is the last step.
+    /// True if the samples of that step itself are dropped, because it is the last step.
     pub samples: bool,
     /// Recipes before and after the resume, see [`Resumed::switched`](super::Resumed::switched).
     pub switched: Option<[Recipe; 2]>,
 }
 
-impl Lost {
-    /// The records lost by a run that resumes after `step`.
+impl DroppedRecords {
+    /// The records dropped by a run that resumes after `step`.
     pub fn after(step: u64) -> Self {
-        Lost { after: step, evaluation: false, samples: false, switched: None }
+        DroppedRecords { after: step, evaluation: false, samples: false, switched: None }
     }
 
-    /// True if a record of this step and kind is lost.
+    /// True if a record of this step and kind is dropped.
     pub(super) fn holds(&self, step: u64, kind: &str) -> bool {
         let again = match kind {
             EVAL | SOURCE => self.evaluation,

@@ -193,9 +193,9 @@ mod tests {
     #[test]
     fn what_a_table_says_is_slower_by_more_than_noise_stays_in_bf16() {
         let left = slower_layers(&table([1.3, 0.9312, 0.985, 0.9799]));
-        let told: Vec<(&str, f64, usize)> =
+        let skipped: Vec<(&str, f64, usize)> =
             left.iter().map(|of| (of.layer.as_str(), of.speed, of.tokens)).collect();
-        assert_eq!(told, [("attn.o_proj", 0.931, 4096), ("mlp.down_proj", 0.98, 4096)]);
+        assert_eq!(skipped, [("attn.o_proj", 0.931, 4096), ("mlp.down_proj", 0.98, 4096)]);
         let run = planned(&["precision.recipe=fp8-current"]).with_slower(left).expect("a plan");
         let kept: Vec<String> = linear_gemms(&run.spec)
             .iter()

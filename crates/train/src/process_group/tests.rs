@@ -1,4 +1,4 @@
-//! Crews of threads, each with real connections.
+//! Process groups of threads, each with real connections.
 
 use super::*;
 use crate::folder::RunFolder;
@@ -9,13 +9,16 @@ use xtrain_data::DataError;
 use xtrain_distributed::{Launcher, World};
 
 /// Runs `rank` on each of `n` ranks, two of them on each node. Returns the results in their order.
-pub(crate) fn on_ranks<T: Send>(n: usize, rank: impl Fn(&Crew) -> T + Sync) -> Vec<T> {
-    let join = |_: usize, joined: Result<Crew, RunError>| rank(&joined.expect("it joins"));
+pub(crate) fn on_ranks<T: Send>(n: usize, rank: impl Fn(&ProcessGroup) -> T + Sync) -> Vec<T> {
+    let join = |_: usize, joined: Result<ProcessGroup, RunError>| rank(&joined.expect("it joins"));
     joined(&vec!["one build"; n], join)
 }
 
 /// Runs `rank` on ranks of these builds, with the result of joining.
-fn joined<T: Send>(builds: &[&str], rank: impl Fn(usize, Result<Crew, RunError>) -> T + Sync) -> Vec<T> {
+fn joined<T: Send>(
+    builds: &[&str],
+    rank: impl Fn(usize, Result<ProcessGroup, RunError>) -> T + Sync,
+) -> Vec<T> {
     let n = builds.len();
     let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let port = free.expect("a port").port();
@@ -31,7 +34,7 @@ fn joined<T: Send>(builds: &[&str], rank: impl Fn(usize, Result<Crew, RunError>)
         let environment = Environment { launcher: Launcher::Torchrun, world };
         let secret = Secret::value("0123456789abcdef").expect("a secret");
         let (start, limit) = (StartOptions::default(), Duration::from_secs(30));
-        Crew::join(environment, &secret, start, builds[number], limit, |_| ())
+        ProcessGroup::join(environment, &secret, start, builds[number], limit, |_| ())
     };
     let (join, rank) = (&join, &rank);
     thread::scope(|scope| {
@@ -55,11 +58,12 @@ fn two_builds_do_not_train_together() {
 
 #[test]
 fn rank_0_decides_for_all() {
-    let decided = on_ranks(3, |crew| {
-        let rank = crew.member().rank;
-        let first = crew.decide(|| Ok(format!("of rank {rank}"))).expect("a decision");
-        let second = crew.after_first(|told: Option<usize>| Ok(told.unwrap_or(40) + 2), |made| *made);
-        crew.finish().expect("an orderly end");
+    let decided = on_ranks(3, |process_group| {
+        let rank = process_group.member().rank;
+        let first = process_group.decide(|| Ok(format!("of rank {rank}"))).expect("a decision");
+        let second =
+            process_group.after_first(|message: Option<usize>| Ok(message.unwrap_or(40) + 2), |first| *first);
+        process_group.finish().expect("an orderly end");
         (first, second.expect("work"))
     });
     assert_eq!(decided.iter().map(|(text, _)| text.as_str()).collect::<Vec<_>>(), ["of rank 0"; 3]);
@@ -69,16 +73,16 @@ fn rank_0_decides_for_all() {
 #[test]
 fn one_rank_of_each_node_works_before_the_others() {
     let first = AtomicUsize::new(0);
-    let seen = on_ranks(4, |crew| {
-        let is_second = crew.member().rank % 2 == 1;
+    let seen = on_ranks(4, |process_group| {
+        let is_second = process_group.member().rank % 2 == 1;
         let work = || {
             if !is_second {
                 first.fetch_add(1, Ordering::SeqCst);
             }
             Ok(first.load(Ordering::SeqCst))
         };
-        let seen = crew.after_first_of_node(work, |_| false).expect("work").expect("it was not cut");
-        crew.finish().expect("an orderly end");
+        let seen = process_group.after_first_of_node(work, |_| false).expect("work").expect("it was not cut");
+        process_group.finish().expect("an orderly end");
         is_second.then_some(seen)
     });
     assert_eq!(seen.into_iter().flatten().collect::<Vec<_>>(), [2, 2]);
@@ -88,14 +92,14 @@ fn one_rank_of_each_node_works_before_the_others() {
 fn work_that_is_cut_on_one_rank_is_cut_on_all() {
     // Rank 2 is the first of its node, rank 3 the second.
     for cut in [2, 3] {
-        let ended = on_ranks(4, |crew| {
-            let work = || match crew.member().rank == cut {
+        let ended = on_ranks(4, |process_group| {
+            let work = || match process_group.member().rank == cut {
                 true => Err(DataError::Interrupted.into()),
                 false => Ok(()),
             };
             let is_cut = |error: &RunError| matches!(error, RunError::Data(DataError::Interrupted));
-            let done = crew.after_first_of_node(work, is_cut).expect("no failure");
-            crew.finish().expect("an orderly end");
+            let done = process_group.after_first_of_node(work, is_cut).expect("no failure");
+            process_group.finish().expect("an orderly end");
             done
         });
         assert_eq!(ended, [None; 4], "{cut}");
@@ -103,28 +107,28 @@ fn work_that_is_cut_on_one_rank_is_cut_on_all() {
 }
 
 #[test]
-fn words_and_wishes_reach_all() {
-    let seen = on_ranks(3, |crew| {
-        let rank = crew.member().rank as u64;
-        let words = crew.gather(&[rank, 10 * rank]).expect("words");
-        let wishes = [rank == 2, false].map(|wish| crew.any(wish).expect("a wish"));
-        crew.barrier().expect("all");
-        crew.finish().expect("an orderly end");
-        (words, wishes)
+fn messages_and_stop_requests_reach_all() {
+    let seen = on_ranks(3, |process_group| {
+        let rank = process_group.member().rank as u64;
+        let messages = process_group.gather(&[rank, 10 * rank]).expect("messages");
+        let requests = [rank == 2, false].map(|request| process_group.any(request).expect("a request"));
+        process_group.barrier().expect("all");
+        process_group.finish().expect("an orderly end");
+        (messages, requests)
     });
     assert_eq!(seen, vec![(vec![vec![0, 0], vec![1, 10], vec![2, 20]], [true, false]); 3]);
 }
 
 #[test]
 fn the_error_of_a_rank_is_that_of_all() {
-    let said = on_ranks(3, |crew| {
-        let is_cause = crew.member().rank == 1;
+    let said = on_ranks(3, |process_group| {
+        let is_cause = process_group.member().rank == 1;
         let error = match is_cause {
             true => RunError::Refused("the disk is full".into()),
-            false => crew.barrier().expect_err("a rank has failed"),
+            false => process_group.barrier().expect_err("a rank has failed"),
         };
         assert_eq!(fault_of(&error).is_none(), is_cause);
-        let error = crew.fail(error);
+        let error = process_group.fail(error);
         (error.to_string(), error.is_users())
     });
     assert_eq!(said[1], ("the disk is full".into(), true));
@@ -137,11 +141,12 @@ fn the_error_of_a_rank_is_that_of_all() {
 fn folders_that_are_not_one_are_refused() {
     let folders: Vec<_> = (0..2).map(|_| tempfile::tempdir().expect("a folder")).collect();
     let shares = |folder: &(dyn Fn(usize) -> usize + Sync)| {
-        on_ranks(2, |crew| {
-            let folder = RunFolder::at(folders[folder(crew.member().rank)].path());
-            let checked = crew.check_shared(&folder).map_err(|error| crew.fail(error).to_string());
+        on_ranks(2, |process_group| {
+            let folder = RunFolder::at(folders[folder(process_group.member().rank)].path());
+            let checked =
+                process_group.check_shared(&folder).map_err(|error| process_group.fail(error).to_string());
             if checked.is_ok() {
-                crew.finish().expect("an orderly end");
+                process_group.finish().expect("an orderly end");
             }
             checked
         })
@@ -158,10 +163,10 @@ fn folders_that_are_not_one_are_refused() {
 
 #[test]
 fn a_process_alone_does_what_it_is_told() {
-    let crew = Crew::alone();
-    assert_eq!(crew.member(), Member::ALONE);
-    assert_eq!(crew.decide(|| Ok(5)).expect("a decision"), 5);
-    assert_eq!(crew.gather(&[1, 2]).expect("words"), [[1, 2]]);
-    assert!(crew.any(true).expect("a wish") && !crew.any(false).expect("a wish"));
-    assert_eq!(crew.after_first_of_node(|| Ok(7), |_| false).expect("work"), Some(7));
+    let process_group = ProcessGroup::alone();
+    assert_eq!(process_group.member(), Member::ALONE);
+    assert_eq!(process_group.decide(|| Ok(5)).expect("a decision"), 5);
+    assert_eq!(process_group.gather(&[1, 2]).expect("messages"), [[1, 2]]);
+    assert!(process_group.any(true).expect("a request") && !process_group.any(false).expect("a request"));
+    assert_eq!(process_group.after_first_of_node(|| Ok(7), |_| false).expect("work"), Some(7));
 }

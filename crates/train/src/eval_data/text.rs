@@ -2,7 +2,7 @@
 
 use super::HeldOut;
 use crate::error::RunError;
-use crate::opened::OpenedModel;
+use crate::open_model::OpenedModel;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use xtrain_data::{InputOptions, Progress, Split, Take};

@@ -9,10 +9,10 @@ mod text;
 pub use text::{EvalProgress, TextLoss, TextOptions, text};
 
 use crate::corpus::{Corpus, Notice, validation_of_run};
-use crate::crew::Crew;
 use crate::error::RunError;
 use crate::evaluate::{Evaluator, Tally};
-use crate::opened::{OpenedModel, RunOrigin};
+use crate::open_model::{OpenedModel, RunOrigin};
+use crate::process_group::ProcessGroup;
 use crate::texts;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -164,7 +164,10 @@ impl HeldOut {
             begun += sequences as u64;
             on_progress(EvalProgress::Evaluating(done, all))
         };
-        if evaluator.add(&mut opened.weights, validation, &mut tally, &Crew::alone(), &mut next)?.is_break() {
+        if evaluator
+            .add(&mut opened.weights, validation, &mut tally, &ProcessGroup::alone(), &mut next)?
+            .is_break()
+        {
             return Ok(None);
         }
         let (tokens, text_bytes) = (tally.targets, *text_bytes);

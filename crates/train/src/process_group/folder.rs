@@ -1,6 +1,6 @@
 //! The check that all ranks see one run folder.
 
-use super::Crew;
+use super::ProcessGroup;
 use crate::error::RunError;
 use crate::folder::{RunFolder, SHARED};
 use std::fs;
@@ -12,7 +12,7 @@ use xtrain_checkpoint::{Temporary, remove_leftovers};
 /// Time for a network file system to show a new file on other nodes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-impl Crew {
+impl ProcessGroup {
     /// Checks that the run folder, which exists on rank 0, is the same on all ranks: each must see what rank
     /// 0 writes there.
     ///

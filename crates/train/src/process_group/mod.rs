@@ -1,7 +1,7 @@
 //! The processes that train one run.
 //!
 //! Rank 0 decides, reports and writes. The other ranks follow its decisions and compute. All ranks call the
-//! methods of a crew in the same order, because each is an exchange between all of them. In a crew of one
+//! methods of a group in the same order, because each is an exchange between all of them. In a group of one
 //! process, each does what a program without ranks would do.
 //!
 //! Nothing that only one rank sees decides anything: no clock, no signal, and not how far results have come.
@@ -33,7 +33,7 @@ const VERDICT: Duration = Duration::from_secs(2);
 
 /// The processes that train one run, as one of them sees them.
 #[derive(Clone, Debug, Default)]
-pub struct Crew {
+pub struct ProcessGroup {
     ranks: Option<Arc<Ranks>>,
 }
 
@@ -43,16 +43,16 @@ struct Ranks {
     control: Arc<Control>,
     /// For the collectives of programs.
     programs: Arc<TcpCommunicator>,
-    /// For the words that ranks exchange between steps.
-    words: TcpCommunicator,
+    /// For the messages that ranks exchange between steps.
+    messages: TcpCommunicator,
     /// Time-out of a step.
     timeout: Duration,
 }
 
-impl Crew {
+impl ProcessGroup {
     /// A process that trains alone.
-    pub fn alone() -> Crew {
-        Crew::default()
+    pub fn alone() -> ProcessGroup {
+        ProcessGroup::default()
     }
 
     /// Joins the other processes of `environment`, and returns when all are there. `build` names the version
@@ -68,9 +68,9 @@ impl Crew {
         build: &str,
         timeout: Duration,
         ended: impl FnOnce(Fault) + Send + 'static,
-    ) -> Result<Crew, RunError> {
+    ) -> Result<ProcessGroup, RunError> {
         if environment.world.world_size == 1 {
-            return Ok(Crew::alone());
+            return Ok(ProcessGroup::alone());
         }
         let control = Arc::new(Control::start(&environment.world, secret, start)?);
         let connected = || -> Result<_, CommError> {
@@ -80,8 +80,10 @@ impl Crew {
             let programs = Arc::new(TcpCommunicator::connect(&control, first_step)?);
             Ok((programs, TcpCommunicator::connect(&control, first_step)?))
         };
-        let (programs, words) = connected().map_err(|error| reported_to_all(&control, error.into()))?;
-        Ok(Crew { ranks: Some(Arc::new(Ranks { environment, control, programs, words, timeout })) })
+        let (programs, messages) = connected().map_err(|error| reported_to_all(&control, error.into()))?;
+        Ok(ProcessGroup {
+            ranks: Some(Arc::new(Ranks { environment, control, programs, messages, timeout })),
+        })
     }
 
     /// The place of this process.
@@ -149,21 +151,21 @@ impl Crew {
         decoded(&ranks.control.broadcast(&[])?)
     }
 
-    /// Runs `work` on rank 0, then on the others, which receive `told`, made from rank 0's result.
+    /// Runs `work` on rank 0, then on the others, which receive `message`, computed from rank 0's result.
     ///
     /// # Errors
     /// `work` failed, or the run has ended.
     pub(crate) fn after_first<T, N: Serialize + DeserializeOwned>(
         &self,
         work: impl FnOnce(Option<N>) -> Result<T, RunError>,
-        told: impl FnOnce(&mut T) -> N,
+        message: impl FnOnce(&mut T) -> N,
     ) -> Result<T, RunError> {
         let Some(ranks) = &self.ranks else { return work(None) };
         if !self.is_first() {
             return work(Some(decoded(&ranks.control.broadcast(&[])?)?));
         }
         let mut done = work(None)?;
-        ranks.control.broadcast(&encoded(&told(&mut done))?)?;
+        ranks.control.broadcast(&encoded(&message(&mut done))?)?;
         Ok(done)
     }
 
@@ -216,7 +218,7 @@ impl Crew {
         Ok(ranks.control.barrier()?)
     }
 
-    /// The words of all ranks, in their order. All have equally many.
+    /// The messages of all ranks, in their order. All have the same length.
     ///
     /// # Errors
     /// The run has ended; a rank does not come within the time of a step.
@@ -224,16 +226,16 @@ impl Crew {
         let Some(ranks) = &self.ranks else { return Ok(vec![own.to_vec()]) };
         let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut all = vec![0; bytes.len() * self.member().world_size];
-        ranks.words.all_gather(ranks.words.world(), 0, &bytes, &mut all)?;
-        let words: Vec<u64> = all.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        Ok(words.chunks(own.len()).map(<[u64]>::to_vec).collect())
+        ranks.messages.all_gather(ranks.messages.world(), 0, &bytes, &mut all)?;
+        let all: Vec<u64> = all.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        Ok(all.chunks(own.len()).map(<[u64]>::to_vec).collect())
     }
 
     /// From now on, a step may take only the time that the run file allows.
     pub(crate) fn first_step_is_done(&self) {
         if let Some(ranks) = &self.ranks {
             ranks.programs.set_timeout(ranks.timeout);
-            ranks.words.set_timeout(ranks.timeout);
+            ranks.messages.set_timeout(ranks.timeout);
         }
     }
 
@@ -258,7 +260,7 @@ impl Crew {
     }
 }
 
-/// As [`Crew::fail`].
+/// As [`ProcessGroup::fail`].
 fn reported_to_all(control: &Control, error: RunError) -> RunError {
     if let Some(fault) = fault_of(&error) {
         return RunError::Ranks(CommError::Aborted(fault.clone()));

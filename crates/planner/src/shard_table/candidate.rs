@@ -4,8 +4,8 @@ use crate::choose::{self, Choice};
 use crate::error::PlanError;
 use crate::estimate::{Device, RunTime, Timeline};
 use crate::fit::needed_bytes;
+use crate::fp8_skip;
 use crate::planned::Planned;
-use crate::slower;
 use xtrain_program::Program;
 use xtrain_step::engine::Processor;
 use xtrain_step::error::LearnError;
@@ -44,7 +44,7 @@ impl Candidate {
     pub fn on(self, processor: &Processor, device: &Device) -> Result<Candidate, PlanError> {
         let before = self.planned.resolved.config.precision.skip_slower.clone();
         let Candidate { planned, choice, program, needed_bytes, timeline } = self;
-        let planned = slower::decide_if_measured(planned, processor)?;
+        let planned = fp8_skip::decide_if_measured(planned, processor)?;
         match planned.resolved.config.precision.skip_slower == before {
             true => Ok(Candidate { planned, choice, program, needed_bytes, timeline }),
             false => Candidate::with(planned, choice, device),

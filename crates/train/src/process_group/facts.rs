@@ -1,6 +1,6 @@
 //! Facts that must be equal on all ranks.
 
-use super::Crew;
+use super::ProcessGroup;
 use crate::corpus::Corpus;
 use crate::error::RunError;
 use serde_json::json;
@@ -58,7 +58,7 @@ fn settings(config: &Config) -> impl Iterator<Item = (String, String)> {
     settings.into_iter().filter(|(key, _)| !OWN_KEYS.contains(&key.as_str()))
 }
 
-impl Crew {
+impl ProcessGroup {
     /// Compares the run files of all ranks, with what the command lines change in them.
     ///
     /// # Errors

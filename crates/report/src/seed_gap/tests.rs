@@ -196,7 +196,7 @@ fn a_run_that_changed_its_recipe_is_told() {
     fp8.records.insert(150, Record { time: 0.0, event: Resumed { step: 150, switched }.into() });
     let comparison = compare(&[run("bf16", "bf16", 1, 200, 0.0), fp8], 1);
     let note = "fp8: went from bf16 to fp8-block after step 150, so the gap is that of both";
-    assert!(comparison.notes.iter().any(|told| told == note), "{:?}", comparison.notes);
+    assert!(comparison.notes.iter().any(|own| own == note), "{:?}", comparison.notes);
 }
 
 #[test]
@@ -220,8 +220,8 @@ fn what_cannot_be_told_is_not_and_the_notes_say_why() {
     unknown.problems = vec!["metrics.jsonl line 3: what?".into()];
     let empty = RunData { name: "empty".into(), ..RunData::default() };
     let comparison = compare(&[base.clone(), diverged, unknown, empty.clone()], 1);
-    let told: Vec<bool> = comparison.compared.iter().map(|gap| gap.training.is_some()).collect();
-    assert_eq!(told, [false, true, false]);
+    let is_compared: Vec<bool> = comparison.compared.iter().map(|gap| gap.training.is_some()).collect();
+    assert_eq!(is_compared, [false, true, false]);
     let notes = comparison.notes.join("\n");
     for said in [
         "diverged: 10 of the 100 losses to be averaged are not finite",

@@ -2,9 +2,9 @@
 
 use crate::estimate::{Device, Network, Speed, Timeline};
 use crate::fit::needed_bytes;
-use crate::modes::SHARDS;
 use crate::planned::Planned;
 use crate::planned::plan_alone;
+use crate::shard_table::SHARDS;
 use std::fs;
 use std::path::{Path, PathBuf};
 use xtrain_config::Config;

@@ -1,7 +1,7 @@
 //! The path on which GPUs exchange data: copies to each other's memory where NVLink connects all, else NCCL
 //! where all ranks have it, else host memory.
 
-use super::{Crew, decoded, encoded};
+use super::{ProcessGroup, decoded, encoded};
 use crate::error::RunError;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
@@ -28,7 +28,7 @@ struct Found {
     nccl: Result<String, String>,
 }
 
-impl Crew {
+impl ProcessGroup {
     /// The path between the GPUs of all ranks. All ranks agree, and rank 0 warns of the reason if data pass
     /// through host memory.
     ///

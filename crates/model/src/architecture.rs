@@ -1,7 +1,7 @@
 //! A model without its weights: its widths, its layers, and the sizes that follow from them.
 
 use crate::layer::{HEAD, is_positive_f32};
-use crate::{Family, FeedForward, Layer, LinearSpec, Mixer, ModelError};
+use crate::{Family, FeedForward, Layer, LinearSpec, Mixer, ModelError, Norm};
 use std::fmt;
 
 /// Everything that determines a model but its weights.
@@ -20,8 +20,8 @@ pub struct Architecture {
     /// The longest sequence in which sliding windows of the model's layers change nothing, in tokens; `None`
     /// without windows. Longer ones are refused, because windows are not computed.
     pub window: Option<usize>,
-    /// Added to the mean square in every norm; positive.
-    pub norm_eps: f64,
+    /// The norm before each half-block and after the blocks.
+    pub norm: Norm,
     /// The head reads the embedding's weights.
     pub tie_embeddings: bool,
 }
@@ -65,8 +65,9 @@ impl Architecture {
             ));
         }
         self.layers.iter().try_for_each(Layer::validate)?;
-        if !is_positive_f32(self.norm_eps) {
-            return fail(format!("norm_eps is {:?}; it must be a positive number within f32", self.norm_eps));
+        let Norm::Rms { eps } = self.norm;
+        if !is_positive_f32(eps) {
+            return fail(format!("norm_eps is {eps:?}; it must be a positive number within f32"));
         }
         Ok(())
     }

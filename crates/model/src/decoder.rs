@@ -1,5 +1,5 @@
 //! Tracing the decoder: pre-norm blocks on a residual stream, each a mixer (grouped-query attention) and a
-//! feed-forward (SwiGLU, or a mixture of SwiGLU experts).
+//! feed-forward (one, or a mixture of experts).
 //!
 //! Shape legend: t tokens of the batch (B sequences of S, flattened), d model width, v vocabulary. The
 //! residual addition at the end of a half-block is fused with the norm that follows it, so a block's first
@@ -8,7 +8,8 @@
 use crate::layer::{EXPERTS, HEAD, ROUTER};
 use crate::parameters::{Parameters, in_block, names};
 use crate::{
-    Architecture, Experts, FeedForward, FixedRouting, LinearSpec, Mixer, Mlp, Rotary, SelfAttention,
+    Activation, Architecture, Experts, FeedForward, FixedRouting, LinearSpec, Mixer, Mlp, Norm, Rotary,
+    SelfAttention,
 };
 use xtrain_ops::attention::Attention;
 use xtrain_ops::cached_attention::CachedAttention;
@@ -253,6 +254,21 @@ pub fn trace_logits(
     Ok(logits)
 }
 
+/// An activation at the site that begins with `place`, with its rows times their `weights` if there are some.
+fn activate(
+    t: &mut Tracer,
+    activation: Activation,
+    place: &str,
+    input: ValueId,
+    weights: Option<ValueId>,
+) -> Result<ValueId, TraceError> {
+    let inputs: Vec<ValueId> = std::iter::once(input).chain(weights).collect();
+    t.site(&format!("{place}{}", activation.name()));
+    Ok(match activation {
+        Activation::Swiglu => t.apply(Swiglu { weighted: weights.is_some() }, &inputs)?[0],
+    })
+}
+
 /// The model while it is traced.
 struct Trace<'a> {
     model: &'a Architecture,
@@ -345,14 +361,15 @@ impl<'a> Trace<'a> {
         site: &str,
     ) -> Result<(ValueId, ValueId), TraceError> {
         let weight = self.parameter(t, site, "weight");
-        let eps = self.model.norm_eps as f32;
         t.site(site);
-        Ok(match addition {
-            Some(addition) => {
-                let outputs = t.apply(AddRmsNorm { eps }, &[stream, addition, weight])?;
+        Ok(match (self.model.norm, addition) {
+            (Norm::Rms { eps }, Some(addition)) => {
+                let outputs = t.apply(AddRmsNorm { eps: eps as f32 }, &[stream, addition, weight])?;
                 (outputs[0], outputs[1])
             }
-            None => (stream, t.apply(RmsNorm { eps }, &[stream, weight])?[0]),
+            (Norm::Rms { eps }, None) => {
+                (stream, t.apply(RmsNorm { eps: eps as f32 }, &[stream, weight])?[0])
+            }
         })
     }
 
@@ -388,7 +405,8 @@ impl<'a> Trace<'a> {
         if qk_norm {
             inputs.extend(["attn.q_norm", "attn.k_norm"].map(|site| self.parameter(t, site, "weight")));
         }
-        let norm = qk_norm.then_some(self.model.norm_eps as f32);
+        let Norm::Rms { eps } = self.model.norm;
+        let norm = qk_norm.then_some(eps as f32);
         let qkv = t.site("attn.rope").apply(QkNormRope { heads, kv_heads, head_dim, norm }, &inputs)?[0];
 
         t.site("attn.core");
@@ -415,7 +433,7 @@ impl<'a> Trace<'a> {
 
     fn mlp(&self, t: &mut Tracer, mlp: &Mlp, x: ValueId) -> Result<ValueId, TraceError> {
         let gate_up = self.linear(t, x, &mlp.gate_up_proj(self.model.dim))?;
-        let activated = t.site("mlp.swiglu").apply(Swiglu::PLAIN, &[gate_up])?[0];
+        let activated = activate(t, mlp.activation, "mlp.", gate_up, None)?;
         self.linear(t, activated, &mlp.down_proj(self.model.dim))
     }
 
@@ -446,13 +464,13 @@ impl<'a> Trace<'a> {
         let x_rows = t.site("mlp.permute").apply(Permute, &[x, sources, rows])?[0];
         let gate_rows = t.apply(PermuteGates, &[gates, sources, rows])?[0];
         let gate_up = self.grouped(t, x_rows, &e.gate_up_proj(self.model.dim), starts)?;
-        let swiglu = Swiglu { weighted: true };
-        let activated = t.site(&format!("{EXPERTS}swiglu")).apply(swiglu, &[gate_up, gate_rows])?[0];
+        let activated = activate(t, e.activation, EXPERTS, gate_up, Some(gate_rows))?;
         let y_rows = self.grouped(t, activated, &e.down_proj(self.model.dim), starts)?;
         let mut inputs = vec![y_rows, sources, rows];
-        if let Some([gate_up_proj, down_proj]) = e.shared_linears(self.model.dim) {
+        if let (Some(shared), Some([gate_up_proj, down_proj])) = (&e.shared, e.shared_linears(self.model.dim))
+        {
             let gate_up = self.linear(t, x, &gate_up_proj)?;
-            let activated = t.site("mlp.shared.swiglu").apply(Swiglu::PLAIN, &[gate_up])?[0];
+            let activated = activate(t, shared.activation, "mlp.shared.", gate_up, None)?;
             inputs.push(self.linear(t, activated, &down_proj)?);
         }
         Ok(t.site("mlp.unpermute").apply(Unpermute, &inputs)?[0])

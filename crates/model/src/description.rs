@@ -1,8 +1,8 @@
 //! A model as config.json and run files describe it: one number for each size, from which all layers follow.
 
 use crate::{
-    Architecture, BlockSet, Experts, Family, FeedForward, Layer, Mixer, Mixture, Mlp, ModelError, Rotary,
-    SelfAttention,
+    Activation, Architecture, BlockSet, Experts, Family, FeedForward, Layer, Mixer, Mixture, Mlp, ModelError,
+    Norm, Rotary, SelfAttention,
 };
 use xtrain_ops::qk_norm_rope::RopeScaling;
 
@@ -69,7 +69,7 @@ impl Description {
             qkv_bias: self.qkv_bias,
             qk_norm: self.qk_norm,
         };
-        let dense = FeedForward::Dense(Mlp { width: self.ffn_dim });
+        let dense = FeedForward::Dense(Mlp { width: self.ffn_dim, activation: Activation::Swiglu });
         let experts = match &self.mixture {
             None => None,
             Some(mixture) => {
@@ -91,7 +91,7 @@ impl Description {
             vocab_size: self.vocab_size,
             max_position_embeddings: self.max_position_embeddings,
             window: self.window,
-            norm_eps: self.norm_eps,
+            norm: Norm::Rms { eps: self.norm_eps },
             tie_embeddings: self.tie_embeddings,
         })
     }
@@ -124,6 +124,7 @@ impl Architecture {
         else {
             return Err(differ());
         };
+        let Norm::Rms { eps: norm_eps } = self.norm;
         let dense = || feed_forwards().enumerate().filter(|(_, own)| own.dense().is_some());
         let mixture = |experts: &Experts| Mixture {
             count: experts.count,
@@ -147,7 +148,7 @@ impl Architecture {
             attention_scale: attention.scale,
             rope_theta: attention.rotary.theta,
             rope_scaling: attention.rotary.scaling,
-            norm_eps: self.norm_eps,
+            norm_eps,
             tie_embeddings: self.tie_embeddings,
             qkv_bias: attention.qkv_bias,
             qk_norm: attention.qk_norm,
@@ -194,7 +195,7 @@ mod tests {
     #[test]
     fn layers_may_differ_and_are_then_no_description() {
         let mut model = small().architecture().expect("a model");
-        model.layers[0].feed_forward = FeedForward::Dense(Mlp { width: 90 });
+        model.layers[0].feed_forward = FeedForward::Dense(Mlp { width: 90, activation: Activation::Swiglu });
         let Mixer::Attention(last) = &mut model.layers[2].mixer;
         last.heads = 2;
         last.scale = Some(0.25);

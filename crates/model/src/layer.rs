@@ -5,10 +5,13 @@
 //! exports read it.
 
 use crate::ModelError;
+use std::any::Any;
 use xtrain_ops::dispatch::Dispatch;
 use xtrain_ops::groups::Groups;
 use xtrain_ops::qk_norm_rope::RopeScaling;
 use xtrain_ops::route::Router;
+use xtrain_ops::swiglu::Swiglu;
+use xtrain_program::Op;
 use xtrain_tensor::TILE;
 
 /// Stands for the number of an expert in the names of its modules.
@@ -33,14 +36,14 @@ pub enum Mixer {
 /// The half-block that computes on each token separately.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForward {
-    /// One SwiGLU for all tokens.
+    /// One for all tokens.
     Dense(Mlp),
     /// Many, of which each token passes through some.
     Experts(Experts),
 }
 
 impl FeedForward {
-    /// The SwiGLU, if it is one for all tokens.
+    /// The one for all tokens, if it is that.
     pub fn dense(&self) -> Option<&Mlp> {
         match self {
             FeedForward::Dense(mlp) => Some(mlp),
@@ -85,24 +88,66 @@ pub struct Rotary {
     pub scaling: RopeScaling,
 }
 
-/// SwiGLU between two projections (arXiv 2002.05202).
+/// A norm of the residual stream: before each half-block, and after the blocks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Norm {
+    /// Division by the root of the mean square, and a weight for each column (arXiv 1910.07467).
+    Rms {
+        /// Added to the mean square; positive.
+        eps: f64,
+    },
+}
+
+/// A function between the projections of a feed-forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// SiLU of the gate, times up (arXiv 2002.05202).
+    Swiglu,
+}
+
+impl Activation {
+    /// The end of its site, as dumps name it: `mlp.swiglu`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Activation::Swiglu => "swiglu",
+        }
+    }
+
+    /// Columns of its input for each column of its output: gate and up lie side by side.
+    pub(crate) fn input_columns(self) -> usize {
+        match self {
+            Activation::Swiglu => 2,
+        }
+    }
+
+    /// The activation that `op` computes, if it is one.
+    pub(crate) fn of(op: &dyn Op) -> Option<Activation> {
+        (op as &dyn Any).is::<Swiglu>().then_some(Activation::Swiglu)
+    }
+}
+
+/// An activation between two projections.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mlp {
     /// Columns of the gate and of the up projection.
     pub width: usize,
+    /// The activation.
+    pub activation: Activation,
 }
 
-/// A mixture of experts: a router chooses SwiGLUs for each token, and their outputs are added, each times its
-/// gate (arXiv 2401.04088, 2412.19437).
+/// A mixture of experts: a router chooses feed-forwards for each token, and their outputs are added, each times
+/// its gate (arXiv 2401.04088, 2412.19437).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experts {
     /// The experts to choose from.
     pub count: usize,
     /// Columns of the gate and of the up projection of each.
     pub ffn_dim: usize,
+    /// The activation of each.
+    pub activation: Activation,
     /// The number that a token passes through, and the rule by which it is chosen.
     pub router: Router,
-    /// A SwiGLU that every token passes through besides.
+    /// A feed-forward that every token passes through besides.
     pub shared: Option<Mlp>,
     /// Their names in Hugging Face folders.
     pub modules: &'static ExpertModules,
@@ -164,9 +209,6 @@ pub(crate) const O_PROJ: &str = "attn.o_proj";
 
 /// The site of the router of experts, which no recipe computes in FP8.
 pub const ROUTER: &str = "mlp.router";
-
-/// The end of the sites of SwiGLUs, whose input recipes may save in fewer bits.
-pub(crate) const SWIGLU: &str = ".swiglu";
 
 impl Layer {
     /// The linear layers of the block, in the order in which it applies them; `dim` is the width of the

@@ -29,8 +29,8 @@ pub use error::ModelError;
 pub use family::Family;
 pub use fixed_routing::FixedRouting;
 pub use layer::{
-    EXPERTS, ExpertShare, Experts, FeedForward, HEAD, Layer, LinearSpec, Mixer, Mlp, ROUTER, Rotary,
-    SelfAttention,
+    Activation, EXPERTS, ExpertShare, Experts, FeedForward, HEAD, Layer, LinearSpec, Mixer, Mlp, Norm,
+    ROUTER, Rotary, SelfAttention,
 };
 pub use mixture::{BlockSet, Mixture};
 pub use numerics::{Bf16Reason, DelayedScales, Fp8Overrides, Numerics, SlowerLayer};

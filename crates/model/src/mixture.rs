@@ -1,6 +1,6 @@
 //! Mixtures of experts as config.json and run files describe them.
 
-use crate::layer::{ExpertModules, Experts, Mlp};
+use crate::layer::{Activation, ExpertModules, Experts, Mlp};
 use crate::{Architecture, Family, ModelError};
 use std::fmt;
 use xtrain_ops::route::Router;
@@ -23,11 +23,13 @@ pub struct Mixture {
 impl Mixture {
     /// The experts of a block, with these names in files.
     pub(crate) fn layer(&self, modules: &'static ExpertModules) -> Experts {
+        let activation = Activation::Swiglu;
         Experts {
             count: self.count,
             ffn_dim: self.ffn_dim,
+            activation,
             router: self.router,
-            shared: (self.shared_ffn_dim > 0).then_some(Mlp { width: self.shared_ffn_dim }),
+            shared: (self.shared_ffn_dim > 0).then_some(Mlp { width: self.shared_ffn_dim, activation }),
             modules,
         }
     }

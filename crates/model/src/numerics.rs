@@ -1,6 +1,6 @@
 //! The GEMMs of a model that have FP8 operands: the recipe, and a run's overrides of it.
 
-use crate::layer::{EXPERTS, HEAD, O_PROJ, ROUTER, SWIGLU};
+use crate::layer::{Activation, EXPERTS, HEAD, O_PROJ, ROUTER};
 use crate::{GemmPattern, Recipe, StaticScales};
 use std::fmt;
 use std::sync::Arc;
@@ -183,16 +183,16 @@ impl Numerics {
         Some(|layer: &Origin, operand| scales.of(&layer.to_string(), operand))
     }
 
-    /// The format in which the input of SwiGLU, or of the linear layer after attention, is saved for the
+    /// The format in which the input of an activation, or of the linear layer after attention, is saved for the
     /// backward in a model of this many blocks; `None` saves it unchanged.
     pub fn saved_input(&self, candidate: save_fp8::Candidate<'_>, layers: usize) -> Option<Quantization> {
-        let save_fp8::Candidate { origin, reader, columns } = candidate;
+        let save_fp8::Candidate { origin, op, reader, columns } = candidate;
         let block = origin.block? as usize;
         let fp8 = &self.fp8;
-        // SwiGLU's input holds gate and up side by side.
         let (width, asked, format) = match reader {
-            Reader::Activation if !origin.site.ends_with(SWIGLU) => return None,
-            Reader::Activation => (columns / 2, fp8.swiglu_input, DType::E4M3),
+            Reader::Activation => {
+                (columns / Activation::of(op)?.input_columns(), fp8.swiglu_input, DType::E4M3)
+            }
             Reader::Linear if &*origin.site == O_PROJ => (columns, fp8.attention_output, DType::E5M6),
             Reader::Linear => return None,
         };

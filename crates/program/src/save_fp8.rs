@@ -15,7 +15,7 @@
 use crate::program::instantiate;
 use crate::quantize::QuantizeOps;
 use crate::{
-    Code, Instance, LinearGemm, Origin, Program, Quantization, Role, Stage, Storage, TraceError, ValueId,
+    Code, Instance, LinearGemm, Op, Origin, Program, Quantization, Role, Stage, Storage, TraceError, ValueId,
 };
 use std::collections::HashMap;
 
@@ -33,6 +33,8 @@ pub enum Reader {
 pub struct Candidate<'a> {
     /// The origin of the op that reads it.
     pub origin: &'a Origin,
+    /// The op that reads it.
+    pub op: &'a dyn Op,
     /// The kind of that op.
     pub reader: Reader,
     /// Columns of the input.
@@ -72,7 +74,7 @@ pub fn apply(
             let is_read = backward.iter().any(|i| i.inputs.iter().any(|v| values.contains(v)));
             let is_transient = matches!(program.value(input).storage, Storage::Transient);
             let columns = program.ty(input).shape.rows_cols().1;
-            let candidate = Candidate { origin: &instance.origin, reader, columns };
+            let candidate = Candidate { origin: &instance.origin, op: instance.code.op(), reader, columns };
             if let Some(quantization) = choose(candidate).filter(|_| is_read && is_transient) {
                 let origin = Origin { role: Role::Precision, ..instance.origin.clone() };
                 let quantize = Code::Plain(ops.quantize(quantization, [true, false]));

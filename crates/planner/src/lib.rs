@@ -5,8 +5,8 @@
 //! planned, estimate -> choose, fit, slower -> modes -> advice
 //! ```
 //!
-//! Invariants: it opens no file of a run and runs none of its steps; on a GPU it may time a layer. Deliberately
-//! absent: files, and the connection of ranks, which are the run's (crate `train`).
+//! Invariants: it opens no file of a run and runs none of its steps; on a GPU it may time a layer.
+//! Deliberately absent: files, and the connection of ranks, which are the run's (crate `train`).
 
 pub mod advice;
 pub mod choose;

@@ -1,5 +1,5 @@
 //! A language model in one file: it reads a text as bytes, trains a small Llama on the CPU, and continues the
-//! text. Everything that a run adds (a run file, tokenizers, folders, checkpoints, ranks, reports) is left out.
+//! text. What a run adds (a run file, tokenizers, folders, checkpoints, ranks, reports) is left out.
 //!
 //! ```sh
 //! cargo run --release -p xtrain-step --example minimal -- TEXT [STEPS]

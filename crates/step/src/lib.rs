@@ -1,5 +1,5 @@
-//! A training step: the programs that compute it, the learner that runs them on an engine, and generation with
-//! the same weights.
+//! A training step: the programs that compute it, the learner that runs them on an engine, and generation
+//! with the same weights.
 //!
 //! ```text
 //! training_spec, layout -> programs (traced by model, then passes and update) -> engine -> learner
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Invariants: policy lives here and arithmetic in ops; nothing but `engine` knows which device an
-//! [`Engine`](xtrain_runtime::Engine) is. Deliberately absent: files, run folders and the connection of ranks,
-//! which are the run's (crate `train`); which settings are best is asked in crate `train` too.
+//! [`Engine`](xtrain_runtime::Engine) is. Deliberately absent: files, run folders and the connection of
+//! ranks, which are the run's (crate `train`), and the choice of settings (crate `planner`).
 
 pub mod divergence;
 pub mod engine;

@@ -8,7 +8,7 @@ use xtrain_cuda::nvtx;
 /// An activity of a thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// What it does.
+    /// Its name.
     pub name: &'static str,
     /// The step that it belongs to, from 1.
     pub step: Option<u64>,

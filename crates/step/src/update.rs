@@ -231,8 +231,8 @@ fn balance(
     Ok(())
 }
 
-/// The largest magnitudes of the values that the step casts: for the host if scales are static, and those from
-/// which the scales of the next step follow if they are not.
+/// The largest magnitudes of the values that the step casts: for the host if scales are static, and those
+/// from which the scales of the next step follow if they are not.
 fn amaxes(
     t: &mut Tracer,
     spec: &TrainingSpec,

@@ -5,9 +5,9 @@
 //! opened: a run or a Hugging Face folder, for evaluation, generation and export
 //! ```
 //!
-//! Invariants: a step is computed by crate `step`, and settings are chosen by crate `planner`; files are opened
-//! here. Deliberately absent: options and terminals, which are the binary's; the keys of the run file, and the
-//! form of metrics and reports, which are crates of their own.
+//! Invariants: a step is computed by crate `step`, and settings are chosen by crate `planner`; files are
+//! opened here. Deliberately absent: options and terminals, which are the binary's; the keys of the run file,
+//! and the form of metrics and reports, which are crates of their own.
 
 pub mod corpus;
 pub mod crew;

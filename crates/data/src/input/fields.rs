@@ -50,8 +50,8 @@ pub fn text_field(file: &InputFile) -> Result<Option<TextField>> {
     }
 }
 
-/// The start of the text of the first rows of a file, which are read as for training, with the text in `field`;
-/// `None` if they have no documents.
+/// The start of the text of the first rows of a file, which are read as for training, with the text in
+/// `field`; `None` if they have no documents.
 ///
 /// # Errors
 /// The file cannot be read, or no first row has text in the field.

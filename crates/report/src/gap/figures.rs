@@ -308,7 +308,7 @@ impl<'p> Ends<'p> {
 const NATS: &str = "nats/token";
 const BITS: &str = "bits/byte";
 
-/// The last evaluation that all seeds of the n-th group and of the baseline have made.
+/// The last evaluation after the first step that all seeds of the n-th group and of the baseline have made.
 pub(super) fn at_evaluation(
     losses: &Losses,
     n: usize,
@@ -322,7 +322,7 @@ pub(super) fn at_evaluation(
     };
     let (own, base) = (whole(&of[n]), whole(&of[0]));
     let has = |part: &SeedPart<'_>, x: f64| part.points.iter().any(|p| p.0 == x);
-    let is_shared = |x: &f64| own.iter().chain(&base).all(|part| has(part, *x));
+    let is_shared = |x: &f64| *x > 0.0 && own.iter().chain(&base).all(|part| has(part, *x));
     let at = own.first()?.points.iter().rev().map(|p| p.0).find(is_shared)?;
     let found = measured(&within(&own, &(at..=at)), &within(&base, &(at..=at)))?;
     let at = at.round() as u64;

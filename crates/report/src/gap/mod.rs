@@ -169,7 +169,7 @@ fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comparison {
         };
         notes.of_verdict(&gap);
         if gap.validation.is_none() && same.text && has_evals(group) && has_evals(base) {
-            let text = "no evaluation at a step at which the baseline has one too, so there is no gap of the validation loss";
+            let text = "no evaluation during training at a step at which the baseline has one too, so there is no gap of the validation loss";
             notes.add_of(&gap.runs, text.into());
         }
         compared.push(gap);

@@ -51,8 +51,8 @@ const VOCABULARIES: [(u64, usize, f64); 6] = [
 /// Bytes without which a text has too few tokens for the shortest sequence.
 const LEAST_BYTES: u64 = 8;
 
-/// Mean bytes per token of English with a pre-trained model's vocabulary, for a model whose tokenizer cannot be
-/// read.
+/// Mean bytes per token of English with a pre-trained model's vocabulary, for a model whose tokenizer cannot
+/// be read.
 const BYTES_A_TOKEN: f64 = 4.4;
 
 impl Found {
@@ -159,7 +159,7 @@ fn paths(listing: &Listing) -> HashSet<&Path> {
 /// Number of files whose first rows are read.
 const READ_FILES: usize = 16;
 
-/// What the first rows of files say.
+/// The first rows of files.
 struct FirstRows {
     /// The field that holds the text of the first file that has fields.
     text_field: Option<String>,
@@ -185,8 +185,8 @@ fn first_rows(files: &[InputFile]) -> Result<FirstRows, RunError> {
     }
 }
 
-/// Mean bytes per token of a text, by the tokenizer of the model in `folder`. What is wrong with the tokenizer
-/// is said when the file is planned.
+/// Mean bytes per token of a text, by the tokenizer of the model in `folder`. What is wrong with the
+/// tokenizer is said when the file is planned.
 fn bytes_a_token(folder: &Path, text: &str) -> f64 {
     let tokens = Tokenizer::load(folder).and_then(|tokenizer| tokenizer.encode(text)).map(|ids| ids.len());
     match tokens {

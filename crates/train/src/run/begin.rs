@@ -97,13 +97,13 @@ pub(super) fn begin(
 /// Passes over its data of which a run warns.
 const MANY_PASSES: u64 = 1_000;
 
-/// Warns of a text that is so short that a model only learns it by heart.
+/// Warns of a text that is so short that a model memorises it.
 fn warn_of_passes(config: &Config, steps: u64, corpus: &Corpus) {
     let tokens = corpus.loader.epoch_tokens();
     let passes = steps.saturating_mul(config.step_tokens()) / tokens.max(1);
     if passes >= MANY_PASSES {
         tracing::warn!(
-            "the run passes {} times over its {} training tokens, and a model learns so few by heart; give more text, or fewer steps",
+            "the run passes {} times over its {} training tokens, so the model memorises them; give more text, or fewer steps",
             format::grouped(passes),
             format::grouped(tokens)
         );

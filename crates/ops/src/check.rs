@@ -12,7 +12,7 @@ use xtrain_program::{Code, Program, Root, StateKind, Storage, Tracer, ValueId, b
 use xtrain_runtime::{Checks, CpuEngine, Engine, EngineError, Part, ProgramId};
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
-/// The example op of CONTRIBUTING.md, checked with the ops of the registry. `crates/xtrain/tests/house.rs`
+/// The example op of docs/add-an-op.md, checked with the ops of the registry. `crates/xtrain/tests/house.rs`
 /// checks that the code on that page is this code.
 #[allow(unreachable_pub, reason = "an op is public")]
 mod example;

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release --example recompute
 //!
-//! The README shows what follows.
+//! docs/library.md shows what follows.
 
 use xtrain::prelude::*;
 use xtrain::step::{engine, programs};

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release --example train
 //!
-//! The README shows what follows.
+//! docs/library.md shows what follows.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::AtomicBool;

@@ -1,5 +1,5 @@
 //! The house: crates depend downward only, modules of a crate import each other in no cycle, `unsafe` stays
-//! where ARCHITECTURE.md allows it, and CONTRIBUTING.md shows code that is compiled.
+//! where ARCHITECTURE.md allows it, and the tutorials show code that is compiled.
 
 #[path = "house/imports.rs"]
 mod imports;
@@ -183,34 +183,32 @@ fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn the_examples_that_contributing_adds_are_compiled_and_checked() {
+fn the_examples_of_the_tutorials_are_compiled_and_checked() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
-    let page = read("CONTRIBUTING.md");
-    let shown = blocks(&page, "rust");
-    for file in [
-        "ops/src/check/example/mod.rs",
-        "ops/src/check/example/cpu.rs",
-        "ops/src/check/example/samples.rs",
-        "model/src/families/example.rs",
+    for (page, file) in [
+        ("docs/add-an-op.md", "ops/src/check/example/mod.rs"),
+        ("docs/add-an-op.md", "ops/src/check/example/cpu.rs"),
+        ("docs/add-an-op.md", "ops/src/check/example/samples.rs"),
+        ("docs/add-a-model.md", "model/src/families/example.rs"),
     ] {
-        let compiled = read(&format!("crates/{file}"));
-        let is_shown = shown.contains(&compiled.trim_end());
-        assert!(is_shown, "the example in CONTRIBUTING.md is not crates/{file}; copy it");
+        let (text, compiled) = (read(page), read(&format!("crates/{file}")));
+        let is_shown = blocks(&text, "rust").contains(&compiled.trim_end());
+        assert!(is_shown, "the example in {page} is not crates/{file}; copy it");
     }
 }
 
 #[test]
-fn the_tests_that_contributing_lists_are_those_that_there_are() {
+fn the_tests_that_the_tutorials_list_are_those_that_there_are() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
-    let page = read("CONTRIBUTING.md");
     let lists = [
-        ("crates/ops/src/check.rs", "-p xtrain-ops --lib check::"),
-        ("crates/model/src/families/tests.rs", "-p xtrain-model --lib families::"),
-        ("crates/train/tests/parity.rs", "--test parity"),
+        ("docs/add-an-op.md", "crates/ops/src/check.rs", "-p xtrain-ops --lib check::"),
+        ("docs/add-a-model.md", "crates/model/src/families/tests.rs", "-p xtrain-model --lib families::"),
+        ("docs/add-a-model.md", "crates/train/tests/parity.rs", "--test parity"),
     ];
-    for (file, command) in lists {
-        let shown = blocks(&page, "console").into_iter().find_map(|block| Some(block.split_once(command)?.1));
-        let lines = shown.unwrap_or_else(|| panic!("CONTRIBUTING.md no longer runs `{command}`")).lines();
+    for (page, file, command) in lists {
+        let text = read(page);
+        let shown = blocks(&text, "console").into_iter().find_map(|block| Some(block.split_once(command)?.1));
+        let lines = shown.unwrap_or_else(|| panic!("{page} no longer runs `{command}`")).lines();
         let name = |line: &str| {
             Some(line.strip_prefix("test ")?.strip_suffix(" ... ok")?.rsplit("::").next()?.to_owned())
         };
@@ -221,7 +219,7 @@ fn the_tests_that_contributing_lists_are_those_that_there_are() {
             after.filter_map(|rest| Some(rest.split_once('(')?.0.to_owned())).collect();
         listed.sort();
         there.sort();
-        assert_eq!(listed, there, "the list of {file} in CONTRIBUTING.md");
+        assert_eq!(listed, there, "the list of {file} in {page}");
     }
 }
 

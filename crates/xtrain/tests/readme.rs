@@ -1,4 +1,4 @@
-//! The README's examples are compiled and its outputs are real.
+//! The examples of README.md and docs/library.md are compiled and their outputs are real.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -17,10 +17,10 @@ fn read(name: &str) -> String {
     fs::read_to_string(path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// The README's blocks in `language`.
-fn blocks(language: &str) -> Vec<String> {
-    let (readme, fence) = (read("README.md"), format!("\n```{language}\n"));
-    readme.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap_or_default().to_owned()).collect()
+/// The blocks of a page in `language`.
+fn blocks(page: &str, language: &str) -> Vec<String> {
+    let (text, fence) = (read(page), format!("\n```{language}\n"));
+    text.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap_or_default().to_owned()).collect()
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn the_examples_of_the_library_are_those_that_are_compiled() {
             file.lines().skip_while(|line| line.starts_with("//!") || line.is_empty()).collect();
         code.join("\n") + "\n"
     });
-    assert_eq!(blocks("rust"), compiled);
+    assert_eq!(blocks("docs/library.md", "rust"), compiled);
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn the_example_of_the_library_prints_what_is_shown() {
         printed +=
             &format!("{recompute:?}: {} ops, {} GiB\n", program.instances.len(), plan.total_bytes() >> 30);
     }
-    assert!(blocks("text").contains(&printed), "the README lacks\n{printed}");
+    assert!(blocks("docs/library.md", "text").contains(&printed), "docs/library.md lacks\n{printed}");
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn the_quickstart_has_the_tokens_and_documents_of_the_snapshot() {
     let made = made.expect("it was tokenized");
     let (tokens, documents) = (grouped(made.tokens), grouped(made.documents));
     let line = format!("\n{snapshot}: {tokens} tokens in {documents} documents, ");
-    assert!(blocks("console")[0].contains(&line), "the README lacks {line}");
+    assert!(blocks("README.md", "console")[0].contains(&line), "the README lacks {line}");
 }
 
 /// Lines of code in a file: without comments, empty lines, and tests at its end.

@@ -1,4 +1,4 @@
-//! docs/benchmarks.md is up to date, and the rules by which it is generated.
+//! docs/benchmarks.md and docs/benchmarks are up to date, and the rules by which they are generated.
 
 mod page;
 mod picture;
@@ -13,35 +13,40 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// Maximum size of the overview, in bytes.
+const MAX_OVERVIEW: usize = 15 << 10;
+
 #[test]
-fn the_page_is_up_to_date() {
-    let Benchmarks { page, pictures } = benchmarks(&root().join("benches")).unwrap_or_else(|e| panic!("{e}"));
+fn the_pages_are_up_to_date() {
+    let Benchmarks { overview, files } =
+        benchmarks(&root().join("benches")).unwrap_or_else(|e| panic!("{e}"));
     let (path, folder) = (root().join("docs/benchmarks.md"), root().join("docs/benchmarks"));
     if std::env::var_os("XTRAIN_UPDATE_DOCS").is_some() {
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).expect("a folder");
-        fs::write(&path, &page).expect("written");
-        for (name, svg) in &pictures {
-            fs::write(folder.join(name), svg).expect("written");
+        fs::write(&path, &overview).expect("written");
+        for (name, text) in &files {
+            fs::write(folder.join(name), text).expect("written");
         }
     }
     let stale = "is out of date; run this test with XTRAIN_UPDATE_DOCS=1 to rewrite it";
-    assert!(fs::read_to_string(&path).unwrap_or_default() == page, "docs/benchmarks.md {stale}");
+    assert!(fs::read_to_string(&path).unwrap_or_default() == overview, "docs/benchmarks.md {stale}");
+    assert!(overview.len() <= MAX_OVERVIEW, "docs/benchmarks.md has {} bytes", overview.len());
     let there: BTreeSet<String> = fs::read_dir(&folder)
         .expect("docs/benchmarks")
         .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
         .collect();
-    assert_eq!(there, pictures.iter().map(|(name, _)| name.clone()).collect(), "docs/benchmarks {stale}");
-    for (name, svg) in &pictures {
+    assert_eq!(there, files.iter().map(|(name, _)| name.clone()).collect(), "docs/benchmarks {stale}");
+    for (name, text) in &files {
         assert!(
-            fs::read_to_string(folder.join(name)).unwrap_or_default() == *svg,
+            fs::read_to_string(folder.join(name)).unwrap_or_default() == *text,
             "docs/benchmarks/{name} {stale}"
         );
-        assert!(svg.len() < 32 << 10, "{name} is not small");
+        assert!(text.len() < 32 << 10, "{name} is not small");
     }
 }
 
-/// The page generated from these files.
+/// The pages generated from these files.
 fn page_of(bars: &str, files: &[(&str, &str)]) -> Result<Benchmarks, String> {
     let folder = tempfile::tempdir().expect("a folder");
     fs::create_dir(folder.path().join("results")).expect("a folder");
@@ -107,31 +112,52 @@ fn the_newest_file_counts_and_rows_without_a_result_are_marked() {
         ("2026-01-02-x-step.jsonl", new.as_str()),
         ("2026-01-03-cpu-step.jsonl", elsewhere.as_str()),
     ];
-    let Benchmarks { page, pictures } = page_of(BARS, &files).expect("a page");
-    assert!(page.contains("| A | tok/s | 24 | p | 2.000 | at least 1.5 | met |"), "{page}");
-    assert!(page.contains("| B | tok/s | 12 | p | 1.200 | at least 1.1 | met |"), "{page}");
-    assert!(page.contains("| C | tok/s |  |  |  | at least 1 | not measured yet |"), "{page}");
-    assert!(page.contains("\n## other\n") && page.contains("| D | peak GiB | not measured yet |"), "{page}");
-    assert!(
-        page.contains("| A | tok/s | 7 | p | 14 | 0.500 | 3 |"),
-        "another device has a row of its own: {page}"
-    );
-    for replaced in ["| A | tok/s | 10 |", "| A | tok/s | 20 |"] {
-        assert!(!page.contains(replaced), "{page}");
+    let Benchmarks { overview, files } = page_of(BARS, &files).expect("pages");
+    let file = |name: &str| &files.iter().find(|(n, _)| n == name).expect("a file").1;
+    let (step, other) = (file("step.md"), file("other.md"));
+    assert!(step.contains("|A|tok/s|24|\"|12|2.000|at least 1.5: met|1:3|"), "{step}");
+    assert!(step.contains("|B|tok/s|12|p|10|1.200|at least 1.1: met|1:2|"), "{step}");
+    assert!(step.contains("|C|tok/s|not measured yet|"), "{step}");
+    assert!(overview.contains("|C|tok/s||||at least 1|not measured yet|"), "{overview}");
+    assert!(overview.contains("2 of 3 targets are met") && !overview.contains("|A|tok/s|"), "{overview}");
+    assert!(overview.contains("|[Steps](benchmarks/step.md)|3|2 of 3 met|"), "{overview}");
+    assert!(other.starts_with("# other\n") && other.contains("|D|peak GiB|not measured yet|"), "{other}");
+    assert!(step.contains("|A|tok/s|7|\"|14|0.500||2:1|"), "another device has a row of its own: {step}");
+    for replaced in ["|A|tok/s|10|", "|A|tok/s|20|"] {
+        assert!(!step.contains(replaced), "{step}");
     }
-    assert!(page.contains("2026-01-01, NVIDIA X, driver 580, commit abc: `bench | 24`"), "{page}");
-    assert!(page.contains("| a model | bf16 | 24 | the best | 12 | 2.00 | – | NVIDIA X |"), "{page}");
-    assert!(page.contains("| another | fp32 | not measured yet | none |"), "{page}");
-    let (name, svg) = &pictures[0];
-    assert!(name == "bars.svg" && svg.contains(">A, tok/s<") && svg.contains(">2.00<"), "{svg}");
-    assert!(page.contains("(benchmarks/bars.svg)"));
+    let source = "1. [2026-01-02-x-step.jsonl](../../benches/results/2026-01-02-x-step.jsonl):\n   \
+                  NVIDIA X; commit abc; `bench`";
+    assert!(step.contains(source), "{step}");
+    assert!(overview.contains("|a model|bf16|24|the best|12|2.00|–|NVIDIA X|"), "{overview}");
+    assert!(overview.contains("|another|fp32|not measured yet|none|"), "{overview}");
+    let svg = file("bars.svg");
+    assert!(svg.contains(">A, tok/s<") && svg.contains(">2.00<"), "{svg}");
+    assert!(overview.contains("(benchmarks/bars.svg)"));
 }
 
 #[test]
 fn a_missed_target_is_marked() {
     let new = line("A", 14.9, "p", 10.0, "NVIDIA X");
-    let page = page_of(BARS, &[("2026-01-02-x-step.jsonl", new.as_str())]).expect("a page").page;
-    assert!(page.contains("| A | tok/s | 14.9 | p | 1.490 | at least 1.5 | **missed by 0.7%** |"), "{page}");
+    let pages = page_of(BARS, &[("2026-01-02-x-step.jsonl", new.as_str())]).expect("pages");
+    let row = "|A|tok/s|14.9|p|1.490|at least 1.5|**missed by 0.7%**|";
+    assert!(pages.overview.contains(row), "{}", pages.overview);
+}
+
+#[test]
+fn of_older_files_only_results_with_a_target_are_shown_if_a_topic_says_so() {
+    let old = line("A", 20.0, "p", 10.0, "NVIDIA X")
+        + &line("E", 5.0, "p", 10.0, "NVIDIA X")
+        + &line("H", 5.0, "p", 10.0, "NVIDIA X");
+    let new = line("F", 6.0, "q", 10.0, "NVIDIA X") + &line("G", 7.0, "q", 10.0, "NVIDIA X");
+    let files = [("2026-01-01-x-step.jsonl", old.as_str()), ("2026-01-02-x-step.jsonl", new.as_str())];
+    let bars = BARS.replace("title = \"Steps\"", "title = \"Steps\"\nnewest_files = 1");
+    let pages = page_of(&bars, &files).expect("pages");
+    let step = &pages.files.iter().find(|(name, _)| name == "step.md").expect("a page").1;
+    assert!(step.contains("|A|tok/s|20|p|") && !step.contains("|E|"), "{step}");
+    assert!(step.contains("|F|tok/s|6|q|10|0.600||2:1|"), "{step}");
+    assert!(step.contains("|G|tok/s|7|\"|10|0.700||2:2|"), "the peer is named once: {step}");
+    assert!(step.contains("; not shown here: 2"), "{step}");
 }
 
 #[test]

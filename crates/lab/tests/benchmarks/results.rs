@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 use thiserror::Error;
 
-/// A result: a line of `benches/results/<date>-<card>-<topic>.jsonl`.
+/// A result: a line of `benches/results/<date>-<card>-<topic>.jsonl`. Remarks in its `note` are for readers
+/// of the file.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Line {
     pub(crate) work: String,
@@ -19,11 +20,9 @@ pub(crate) struct Line {
     pub(crate) ratio: Option<f64>,
     pub(crate) card: String,
     pub(crate) driver: String,
+    pub(crate) commit: String,
     pub(crate) command: String,
     pub(crate) peer_command: Option<String>,
-    /// Remarks on the measurement.
-    pub(crate) note: Option<String>,
-    pub(crate) commit: String,
     pub(crate) date: String,
 }
 
@@ -33,6 +32,8 @@ pub(crate) struct Outcome {
     pub(crate) topic: String,
     /// The index of its file in the order of names, and so of dates.
     pub(crate) file: usize,
+    /// The name of its file, and the number of its line there.
+    pub(crate) place: (String, usize),
     pub(crate) line: Line,
 }
 
@@ -42,7 +43,7 @@ pub(crate) struct Outcome {
 pub(crate) struct Bars {
     /// The GPU for which the targets are set.
     pub(crate) card: String,
-    /// The rows of the table that opens the page.
+    /// The rows of the table that opens the overview.
     #[serde(default)]
     pub(crate) summary: Vec<Summary>,
     #[serde(rename = "topic", default)]
@@ -51,7 +52,7 @@ pub(crate) struct Bars {
     pub(crate) bars: Vec<Bar>,
 }
 
-/// A row of the table that opens the page. Its numbers are those of the results with this `work`.
+/// A row of the table that opens the overview. Its numbers are those of the results with this `work`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Summary {
@@ -62,8 +63,8 @@ pub(crate) struct Summary {
     pub(crate) peer: String,
 }
 
-/// Title of a section of the page.
-#[derive(Clone, Debug, Deserialize)]
+/// A page under docs/benchmarks.
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Topic {
     pub(crate) name: String,
@@ -72,9 +73,12 @@ pub(crate) struct Topic {
     pub(crate) about: String,
     /// The page, relative to `docs`, that says why targets are missed.
     pub(crate) why: Option<String>,
+    /// Number of files, the newest ones, of which all results are shown; of older files, those with a target
+    /// are. All if absent.
+    pub(crate) newest_files: Option<usize>,
 }
 
-/// A row that the page has, and its target, if any.
+/// A row that a page has, and its target, if any.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Bar {
@@ -175,7 +179,8 @@ pub(crate) fn outcomes(benches: &Path) -> Result<Vec<Outcome>, BenchmarksError> 
             let line: Line =
                 serde_json::from_str(line).map_err(|e| BenchmarksError::wrong(place(), e.to_string()))?;
             check(&line).map_err(|message| BenchmarksError::wrong(place(), message))?;
-            all.push(Outcome { topic: topic.to_owned(), file, line });
+            let file_name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            all.push(Outcome { topic: topic.to_owned(), file, place: (file_name, number + 1), line });
         }
     }
     Ok(all)
@@ -184,6 +189,12 @@ pub(crate) fn outcomes(benches: &Path) -> Result<Vec<Outcome>, BenchmarksError> 
 /// Checks a line for inconsistencies.
 fn check(line: &Line) -> Result<(), String> {
     let Line { value, peer_value, ratio, .. } = *line;
+    if line.date.len() != "2026-01-01".len() {
+        return Err(format!("the date {:?} is not of the form 2026-01-01", line.date));
+    }
+    if line.driver.is_empty() {
+        return Err("the driver is missing; on a CPU it is \"none\"".into());
+    }
     match (line.peer.is_some(), peer_value, ratio) {
         (false, None, None) => Ok(()),
         (true, Some(peer), Some(ratio)) if (value / peer - ratio).abs() <= 0.006 * ratio.max(1.0) => Ok(()),

@@ -2,7 +2,7 @@
 //! refused.
 //!
 //! All families share one decoder, one list of parameters and their names in files. A new family is a file
-//! here (with its `mod` line) and a line in the list; [CONTRIBUTING.md](../../../../CONTRIBUTING.md) adds one
+//! here (with its `mod` line) and a line in the list; [a tutorial](../../../../docs/add-a-model.md) adds one
 //! as an example.
 
 mod dots1;

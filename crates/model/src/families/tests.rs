@@ -1,4 +1,4 @@
-//! Every family, the example of CONTRIBUTING.md among them.
+//! Every family, the example of docs/add-a-model.md among them.
 
 use super::Family;
 use super::settings::{Effect, Harmless, Setting};

@@ -223,7 +223,7 @@ fn a_resume_that_moves_the_learning_rate_says_both_rates_and_how_to_keep_it() {
     assert!(ran.stderr.contains("the learning rate stays at 3.00e-4 in step 21"), "{}", ran.stderr);
     assert_eq!(rate(&place, "kept", 21), "3.00e-4");
 
-    // As in README: from a checkpoint of before the decay, a wsd run is extended without a jump.
+    // As in docs/cli.md: from a checkpoint of before the decay, a wsd run is extended without a jump.
     let wsd = "--set schedule.kind=wsd --set checkpoint.every=18";
     place.train("wsd", &format!("--set train.steps=20 {wsd}"));
     std::fs::remove_dir_all(place.path("wsd/checkpoints/step-20")).expect("removed");

@@ -12,7 +12,7 @@ const OF_DOC_COMMENTS: &str = "docs/configuration.md";
 
 /// Maximum sizes of pages in bytes: what a newcomer reads first is short.
 const SIZES: [(&str, usize); 3] =
-    [("README.md", 9 << 10), ("CONTRIBUTING.md", 8 << 10), ("docs/benchmarks.md", 15 << 10)];
+    [("README.md", 9_000), ("CONTRIBUTING.md", 8_000), ("docs/benchmarks.md", 15_000)];
 
 /// Maximum size of all pages together, in bytes.
 const ALL_PAGES: usize = 450 << 10;

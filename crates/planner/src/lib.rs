@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! planned (a configuration and the step of its run) -> estimate of the time
-//! planned, estimate -> choose, fit, slower -> modes -> advice
+//! tunable (the settings that a run may choose), planned, estimate -> choose, fit, slower -> modes -> advice
 //! ```
 //!
-//! Invariants: it opens no file of a run and runs none of its steps; on a GPU it may time a layer. Deliberately
-//! absent: files, and the connection of ranks, which are the run's (crate `train`).
+//! Invariants: it opens no file of a run and runs none of its steps; on a GPU it may time a layer.
+//! Deliberately absent: files, and the connection of ranks, which are the run's (crate `train`).
 
 pub mod advice;
 pub mod choose;
@@ -15,7 +15,9 @@ pub mod estimate;
 pub mod fit;
 pub mod hf_names;
 pub mod median;
+mod memory;
 pub mod modes;
 pub mod planned;
 pub mod slower;
 pub mod static_scales;
+pub mod tunable;

@@ -48,7 +48,7 @@ pub(super) fn resume(
     let device = crew.is_first().then(|| measured_device(config, &processor, crew));
     let Settings { planned, told } = agree(planned, device.as_ref(), crew, |planned, device| {
         let is_asked = |key: &str| parsed.is_argument(key);
-        let (planned, choice) = choose::decide_for_resumed(planned, &before.train, is_asked, device)?;
+        let (planned, choice) = choose::decide_for_resumed(planned, &before, is_asked, device)?;
         let is_kept = choice.is_none() && !planned.chosen.is_empty();
         let planned = slower::decide_for_resumed(planned, &before.precision, &processor)?;
         let fits = check_fits(&planned, &processor, crew);

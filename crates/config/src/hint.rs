@@ -7,31 +7,6 @@ use super::schema::{Key, Section, sections};
 use super::suggest::{nearest, plain};
 use super::tree::Value;
 
-/// A setting that a key needs beside it, or excludes.
-#[derive(Clone, Copy)]
-pub(super) enum Beside {
-    /// It needs this one, `section.key = value`.
-    Needs(&'static str),
-    /// It takes the place of these keys, of which run files have one.
-    Replaces(&'static [&'static str]),
-}
-
-/// The setting that the key `path` needs beside it in a run file that has none of the topic.
-pub(super) fn beside(path: &str) -> Option<Beside> {
-    Some(match path {
-        "schedule.decay_steps" | "schedule.decay_fraction" | "schedule.decay_shape" => {
-            Beside::Needs("schedule.kind = \"wsd\"")
-        }
-        "train.recompute_blocks" => Beside::Needs("train.recompute = \"block\""),
-        "precision.margin" | "precision.amax_history_len" | "precision.amax_compute" => {
-            Beside::Needs("precision.recipe = \"fp8-delayed\"")
-        }
-        "train.tokens" => Beside::Replaces(&["train.steps", "train.epochs"]),
-        "train.epochs" => Beside::Replaces(&["train.steps", "train.tokens"]),
-        _ => return None,
-    })
-}
-
 /// Arguments that take keys out of a run file.
 pub(super) fn without(keys: &[&str]) -> String {
     keys.iter().map(|key| format!(" --set {key}=")).collect()

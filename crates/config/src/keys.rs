@@ -2,7 +2,8 @@
 
 use super::argument::{is_key, set, with_arguments};
 use super::fit::{Fit, fit, switch};
-use super::hint::{Beside, By, Hint, Proposal, beside, hint, left_out, without};
+use super::hint::{By, Hint, Proposal, hint, left_out, without};
+use super::rules::{Beside, beside};
 use super::schema::sections;
 use super::tree::Value;
 use xtrain_data::shell_quoted;

@@ -12,6 +12,31 @@ use super::{Balance, Config, OrAuto, Recompute, RopeScaling, ScheduleKind};
 use std::time::Duration;
 use xtrain_model::{Description, Family};
 
+/// A setting that a key needs beside it, or excludes.
+#[derive(Clone, Copy)]
+pub(super) enum Beside {
+    /// It needs this one, `section.key = value`.
+    Needs(&'static str),
+    /// It takes the place of these keys, of which run files have one.
+    Replaces(&'static [&'static str]),
+}
+
+/// The setting that the key `path` needs beside it in a run file that has none of the topic.
+pub(super) fn beside(path: &str) -> Option<Beside> {
+    Some(match path {
+        "schedule.decay_steps" | "schedule.decay_fraction" | "schedule.decay_shape" => {
+            Beside::Needs("schedule.kind = \"wsd\"")
+        }
+        "train.recompute_blocks" => Beside::Needs("train.recompute = \"block\""),
+        "precision.margin" | "precision.amax_history_len" | "precision.amax_compute" => {
+            Beside::Needs("precision.recipe = \"fp8-delayed\"")
+        }
+        "train.tokens" => Beside::Replaces(&["train.steps", "train.epochs"]),
+        "train.epochs" => Beside::Replaces(&["train.steps", "train.tokens"]),
+        _ => return None,
+    })
+}
+
 /// Reports every rule that `config` breaks.
 pub(super) fn check(config: &Config, report: &mut Report) {
     if config.model.init_from.is_none() {

@@ -4,9 +4,8 @@ use super::argument::with_arguments;
 use super::elsewhere::{Answer, answer};
 use super::error::{Origin, one_line};
 use super::fit::{Fit, switch, toml};
-use super::hint::{
-    Beside, By, Hint, Proposal, answer_for_value, beside, hint, left_out, section_called, without,
-};
+use super::hint::{By, Hint, Proposal, answer_for_value, hint, left_out, section_called, without};
+use super::rules::{Beside, beside};
 use super::schema::{Section, key_names, sections};
 use super::suggest::nearest;
 use super::tree::{Node, Value};

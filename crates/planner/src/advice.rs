@@ -9,6 +9,8 @@ use crate::estimate::Device;
 use crate::fit::{Alternative, Fit, MoreGpus, Verdict};
 use crate::planned::Planned;
 use crate::shard_table::{Candidate, SHARDS, fastest, modes};
+use crate::tunable::MICRO_BATCH_SIZE;
+use serde_json::json;
 use xtrain_config::{OrAuto, ReduceDtype, ReduceOrder, Transport};
 use xtrain_step::engine::{Processor, Room, Target};
 
@@ -278,9 +280,10 @@ fn settings(given: &Candidate, mode: &Candidate) -> Vec<String> {
     if was.replicas != is.replicas {
         settings.push(format!("parallel.replicas={}", is.replicas));
     }
-    let is_chosen = to.chosen.iter().any(|chosen| chosen.key == "train.micro_batch_size");
-    if from.spec.batch.sequences != to.spec.batch.sequences && !is_chosen {
-        settings.push(format!("train.micro_batch_size={}", to.spec.batch.sequences));
+    let (field, sequences) = (&MICRO_BATCH_SIZE.field, to.spec.batch.sequences);
+    let is_chosen = to.chosen.iter().any(|chosen| chosen.key == field.key);
+    if from.spec.batch.sequences != sequences && !is_chosen {
+        settings.push(field.argument(&json!(sequences)));
     }
     settings
 }

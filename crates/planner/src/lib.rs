@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! planned (a configuration and the step of its run) -> estimate of the time
-//! planned, estimate -> choose, fit, fp8_skip -> shard_table -> advice
+//! tunable (settings that a run may choose), planned, estimate -> choose, fit, fp8_skip
+//! choose, fit, fp8_skip -> shard_table -> advice
 //! ```
 //!
 //! Invariants: it opens no file of a run and runs none of its steps; on a GPU it may time a layer.
@@ -16,6 +17,8 @@ pub mod fit;
 pub mod fp8_skip;
 pub mod hf_names;
 pub mod median;
+mod memory;
 pub mod planned;
 pub mod shard_table;
 pub mod static_scales;
+pub mod tunable;

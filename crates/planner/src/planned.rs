@@ -1,8 +1,8 @@
 //! A planned run: its configuration, and the specification of its training step.
 
 use crate::error::PlanError;
+use crate::tunable::{Field, Step};
 use crate::{hf_names, static_scales};
-use serde_json::json;
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
 use xtrain_data::Tokenizer;
@@ -25,18 +25,9 @@ pub struct Planned {
     /// Reason why the vocabulary may turn out smaller than planned, if it may.
     pub vocabulary_bound: Option<String>,
     /// The settings that its file leaves open and that were chosen.
-    pub chosen: Vec<Chosen>,
+    pub chosen: Vec<&'static Field>,
     /// True if none of them fits into the device: the chosen ones need the least.
     pub lacks_memory: bool,
-}
-
-/// A setting that was chosen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chosen {
-    /// Its key: `train.recompute`.
-    pub key: &'static str,
-    /// The comment on it in the run's configuration.
-    pub comment: &'static str,
 }
 
 impl Planned {
@@ -56,20 +47,36 @@ impl Planned {
 
     /// This plan with another configuration.
     pub fn changed(self, change: impl FnOnce(&mut Config)) -> Result<Planned, PlanError> {
+        self.try_changed(|config| {
+            change(config);
+            Ok(())
+        })
+    }
+
+    /// As [`Planned::changed`], for a change that may fail.
+    pub fn try_changed(
+        self,
+        change: impl FnOnce(&mut Config) -> Result<(), PlanError>,
+    ) -> Result<Planned, PlanError> {
         let Planned { mut resolved, member, vocabulary_bound, chosen, lacks_memory, .. } = self;
-        change(&mut resolved.config);
+        change(&mut resolved.config)?;
         Ok(Planned { vocabulary_bound, chosen, lacks_memory, ..planned_for(resolved, member)? })
+    }
+
+    /// Its step.
+    pub fn step(&self) -> Step<'_> {
+        Step { spec: &self.spec, batch_size: self.resolved.config.train.batch_size }
+    }
+
+    /// Micro-batches of a rank in a step.
+    pub fn micro_steps(&self) -> usize {
+        self.spec.micro_steps(self.resolved.config.train.batch_size)
     }
 
     /// The settings that were chosen, as `--set` takes them.
     pub fn pinned(&self) -> Vec<String> {
-        let train = json!(self.resolved.config.train);
-        let setting = |chosen: &Chosen| {
-            let value = &train[chosen.key.trim_start_matches("train.")];
-            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            (value != "null").then(|| format!("{}={value}", chosen.key))
-        };
-        self.chosen.iter().filter_map(setting).collect()
+        let values = self.chosen.iter().map(|field| (field, (field.get)(&self.resolved.config)));
+        values.filter(|(_, value)| !value.is_null()).map(|(field, value)| field.argument(&value)).collect()
     }
 }
 

@@ -67,6 +67,11 @@ impl TrainingSpec {
         spec
     }
 
+    /// This step of another model, in all blocks of which it recomputes.
+    pub fn with_model(&self, model: Architecture) -> TrainingSpec {
+        TrainingSpec { model, recompute_blocks: None, ..self.clone() }
+    }
+
     /// This step in other formats.
     pub fn computed_in(&self, numerics: impl Into<Numerics>) -> TrainingSpec {
         let Numerics { recipe, fp8 } = numerics.into();

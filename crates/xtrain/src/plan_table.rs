@@ -37,7 +37,7 @@ pub(crate) fn text(planned: &Planned, answer: &Answer<'_>, tables: &Tables<'_>) 
     out.push_str(&arithmetic(planned, tables));
     out.push('\n');
     out.push_str(&memory(planned, tables));
-    let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
+    let micro_steps = planned.micro_steps();
     out.push_str(&ranks::text(&planned.spec, tables.program, micro_steps, answer.advised.as_ref()));
     out
 }

@@ -301,7 +301,7 @@ fn of_rank(
     let device = Device { network, ..device.clone() };
     let training = programs::training(&planned.spec).map_err(LearnError::from)?;
     let refresh = programs::refresh(&training).map_err(LearnError::from)?;
-    let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
+    let micro_steps = planned.micro_steps();
     let timeline = Timeline::new(&training, &device, micro_steps);
     let Parallel { replicas, .. } = planned.spec.parallel;
     let of_run = [

@@ -5,27 +5,14 @@
 //! even where everything fits, if that saves much memory for next to no time.
 
 use crate::estimate::{Device, Timeline, step_seconds};
-use crate::fit::{first_that_fits, needed_bytes};
+use crate::memory::{first_that_fits, needed_bytes};
+use crate::tunable::{LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE, RECOMPUTE_BLOCKS, Settings, Step, Tunable};
 use xtrain_config as config;
-use xtrain_config::{OrAuto, TrainConfig};
 use xtrain_program::{Program, Recompute, Reduce};
 use xtrain_step::engine::Target;
 use xtrain_step::error::LearnError;
 use xtrain_step::programs;
 use xtrain_step::training_spec::TrainingSpec;
-
-/// Settings of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// The policy.
-    pub recompute: Recompute,
-    /// Number of blocks, from the first one, in which the policy applies.
-    pub blocks: usize,
-    /// Tokens whose logits exist at a time.
-    pub loss_chunk: usize,
-    /// Sequences of a micro-batch.
-    pub micro_batch_size: usize,
-}
 
 /// The estimated cost of a step with these settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,18 +25,9 @@ pub struct Estimate {
     pub seconds: f64,
 }
 
-/// The settings that a run file leaves open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Open {
-    pub(super) recompute: bool,
-    pub(super) blocks: bool,
-    pub(super) loss_chunk: bool,
-    pub(super) micro_batch_size: bool,
-}
-
 /// Minimum share of the time that another loss chunk must save, because it changes rounding. Gains of half of
 /// this by the estimate were not measured (docs/decisions/chosen-settings.md).
-pub(super) const GAIN: f64 = 0.01;
+const GAIN: f64 = 0.01;
 
 /// Recomputing norms is worth it, though everything fits, if the step becomes slower by at most this share.
 const SLOWER: f64 = 0.0075;
@@ -57,45 +35,31 @@ const SLOWER: f64 = 0.0075;
 /// ... and the step needs less memory by at least this share.
 const SAVED: f64 = 0.05;
 
-/// Smallest and largest loss chunk to try. Smaller GEMMs are slow; larger ones gain nothing.
-const CHUNKS: (usize, usize) = (256, 1 << 16);
+/// Largest loss chunk to try. Larger ones gain nothing.
+const LARGEST_CHUNK: usize = 1 << 16;
 
 pub(super) struct Search<'a> {
-    spec: &'a TrainingSpec,
-    batch_size: usize,
+    step: Step<'a>,
+    /// The settings of the run file.
+    own: Settings,
     /// With the rates and connections for choosing settings.
     device: Device,
     /// Bytes that a step may use.
     usable_bytes: u64,
-    pub(super) open: Open,
+    open: &'a [&'static Tunable],
     /// All estimates so far.
     known: Vec<Estimate>,
     /// Number of blocks of each policy with which it fitted last: it changes little from chunk to chunk.
     fitted: Vec<(Recompute, usize)>,
     /// The step without recomputation, with the usual chunk and the largest micro-batch.
-    everything: Option<Estimate>,
-}
-
-impl Open {
-    /// The settings that `train` leaves open; `None` if there are none.
-    pub(super) fn of(train: &TrainConfig) -> Option<Open> {
-        let recompute = train.recompute == config::Recompute::Auto;
-        let is_policy = train.recompute != config::Recompute::None;
-        let open = Open {
-            recompute,
-            blocks: recompute || is_policy && train.recompute_blocks == Some(OrAuto::Auto),
-            loss_chunk: train.loss_chunk == OrAuto::Auto,
-            micro_batch_size: train.micro_batch_size == Some(OrAuto::Auto),
-        };
-        (open.recompute || open.blocks || open.loss_chunk || open.micro_batch_size).then_some(open)
-    }
+    pub(super) everything: Option<Estimate>,
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(spec: &'a TrainingSpec, batch_size: usize, device: &Device, open: Open) -> Self {
+    pub(super) fn new(step: Step<'a>, device: &Device, open: &'a [&'static Tunable]) -> Self {
         Search {
-            spec,
-            batch_size,
+            step,
+            own: step.settings(),
             device: Device { rates: device.choice_rates, network: device.choice_network, ..device.clone() },
             usable_bytes: device.usable_bytes.unwrap_or(u64::MAX),
             open,
@@ -105,101 +69,105 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// True if the search chooses this setting.
+    fn is_open(&self, row: &Tunable) -> bool {
+        row.is_in(self.open)
+    }
+
     /// The settings to train with; `None` if nothing fits. A CPU recomputes nothing and uses the usual chunk
     /// if that fits. A GPU takes the fastest settings, with norms recomputed if that is worth it.
     pub(super) fn best(&mut self) -> Result<Option<Estimate>, LearnError> {
         if self.device.target == Target::Cpu {
-            let sequences = self.micro_batches()[0];
-            let usual = self.of_chunk(sequences, self.chunks(sequences)[0])?;
-            if let Some(usual) = usual.filter(|of| !self.open.blocks || of.settings.blocks == 0) {
-                return Ok(Some(usual));
+            let usual = self.chunks(self.micro_batches()[0])[0];
+            let saves = |of: &Estimate| of.settings.recompute == Recompute::None;
+            let found = self.of_chunk(usual)?;
+            if let Some(found) = found.filter(|of| !self.is_open(&RECOMPUTE_BLOCKS) || saves(of)) {
+                return Ok(Some(found));
             }
         }
         let mut best: Option<Estimate> = None;
-        for sequences in self.micro_batches_that_may_fit()? {
+        for of in self.micro_batches_that_may_fit()? {
             // Skip a micro-batch that is too slow even without recomputation.
-            if let Some(best) = &best {
-                let saving = self.saving_everything(sequences, self.chunks(sequences)[0]);
-                if self.seconds(&self.spec_with(saving))? >= best.seconds {
-                    continue;
-                }
+            if let Some(best) = &best
+                && self.seconds(self.saving_everything(self.chunks(of)[0]))? >= best.seconds
+            {
+                continue;
             }
-            best = faster(best, self.of_micro_batch(sequences)?);
+            best = faster(best, self.of_micro_batch(of)?);
         }
         best.map(|best| self.with_norms(best)).transpose()
     }
 
     /// These settings, with norms recomputed if that is worth it.
     fn with_norms(&mut self, fastest: Estimate) -> Result<Estimate, LearnError> {
-        if !self.open.recompute || fastest.settings.recompute != Recompute::None {
+        if !self.is_open(&RECOMPUTE) || fastest.settings.recompute != Recompute::None {
             return Ok(fastest);
         }
-        let blocks = self.spec.model.layers.len();
-        let of = self.estimate(Settings { recompute: Recompute::Norms, blocks, ..fastest.settings })?;
+        let of = self.estimate(recomputing_norms(fastest.settings))?;
         let is_worth_it = of.seconds <= fastest.seconds * (1.0 + SLOWER)
             && of.bytes as f64 <= fastest.bytes as f64 * (1.0 - SAVED)
             && self.fits(&of);
         Ok(if is_worth_it { of } else { fastest })
     }
 
-    /// Micro-batch sizes with which some settings may fit, largest first.
-    fn micro_batches_that_may_fit(&mut self) -> Result<Vec<usize>, LearnError> {
-        let mut sizes = self.micro_batches();
-        sizes.retain(|&sequences| self.least_saved_bytes(sequences) <= self.usable_bytes);
-        let [largest, _, ..] = sizes[..] else { return Ok(sizes) };
+    /// The settings of the run file with each micro-batch size with which some may fit, largest first.
+    fn micro_batches_that_may_fit(&mut self) -> Result<Vec<Settings>, LearnError> {
+        let mut all = self.micro_batches();
+        all.retain(|of| self.least_saved_bytes(of) <= self.usable_bytes);
+        let [largest, _, ..] = all[..] else { return Ok(all) };
         // The fewer micro-steps, the fewer partial sums: then a larger micro-batch may need less.
-        if matches!(self.spec.parallel.reduce, Reduce::AnyWorld { .. }) {
-            return Ok(sizes);
+        if matches!(self.step.spec.parallel.reduce, Reduce::AnyWorld { .. }) {
+            return Ok(all);
         }
         let mut over = u64::MAX;
-        if self.open.blocks {
-            let everything = self.estimate(self.saving_everything(largest, self.chunks(largest)[0]))?;
+        if self.is_open(&RECOMPUTE_BLOCKS) {
+            let everything = self.estimate(self.saving_everything(self.chunks(largest)[0]))?;
             self.everything.get_or_insert(everything);
             over = everything.bytes;
         }
-        let usable = self.usable_bytes;
-        if over <= usable {
-            return Ok(sizes);
+        if over <= self.usable_bytes {
+            return Ok(all);
         }
-        let first = first_that_fits(sizes.len(), over, usable, |n| {
-            Ok::<_, LearnError>((self.least_of(sizes[n])?.bytes, n))
+        let first = first_that_fits(all.len(), over, self.usable_bytes, |n| {
+            Ok::<_, LearnError>((self.least_of(all[n])?.bytes, n))
         })?;
-        sizes.drain(..first.unwrap_or(sizes.len()));
-        Ok(sizes)
+        all.drain(..first.unwrap_or(all.len()));
+        Ok(all)
     }
 
-    /// The fastest settings that fit, for micro-batches of `sequences`.
-    fn of_micro_batch(&mut self, sequences: usize) -> Result<Option<Estimate>, LearnError> {
-        let chunks = self.chunks(sequences);
-        let usual = self.of_chunk(sequences, chunks[0])?;
+    /// The fastest settings that fit, with the micro-batches of `of`.
+    fn of_micro_batch(&mut self, of: Settings) -> Result<Option<Estimate>, LearnError> {
+        let chunks = self.chunks(of);
+        let usual = self.of_chunk(chunks[0])?;
         let Some(usual) = usual else {
             // Check first if anything fits.
-            let least = self.least_of(sequences)?;
+            let least = self.least_of(of)?;
             if !self.fits(&least) {
                 return Ok(None);
             }
             let mut best = None;
             for &chunk in &chunks[1..] {
-                best = faster(best, self.of_chunk(sequences, chunk)?);
+                best = faster(best, self.of_chunk(chunk)?);
             }
             return Ok(best);
         };
         // Another chunk must beat the usual one by `GAIN`. Skip those that would not even without
         // recomputation, or, as larger chunks need more memory, with as much of it; a model of one layer
         // shows the difference in time.
-        let saving = self.saving_everything(sequences, chunks[0]);
+        let saving = self.saving_everything(chunks[0]);
         let everything = match self.everything {
             Some(everything) if everything.settings == saving => everything.seconds,
-            _ => self.seconds(&self.spec_with(saving))?,
+            _ => self.seconds(saving)?,
         };
         let of_loss = self.loss_seconds(saving)?;
         let mut best = None;
         for &chunk in &chunks[1..] {
             let bound = best.map_or(usual.seconds * (1.0 - GAIN), |best: Estimate| best.seconds);
-            let least = if chunk > chunks[0] { usual.seconds } else { everything };
-            let least = least + self.loss_seconds(Settings { loss_chunk: chunk, ..saving })? - of_loss;
+            let is_larger = chunk.loss_chunk > chunks[0].loss_chunk;
+            let least = if is_larger { usual.seconds } else { everything };
+            let least = least + self.loss_seconds(self.saving_everything(chunk))? - of_loss;
             if least < bound {
-                best = faster(best, self.of_chunk(sequences, chunk)?.filter(|of| of.seconds < bound));
+                best = faster(best, self.of_chunk(chunk)?.filter(|of| of.seconds < bound));
             }
         }
         Ok(best.or(Some(usual)))
@@ -208,65 +176,61 @@ impl<'a> Search<'a> {
     /// Seconds of the kernels of a step of the model's first layer alone. Differences between chunks are
     /// those of the whole model.
     fn loss_seconds(&self, settings: Settings) -> Result<f64, LearnError> {
-        let mut spec = self.spec_with(settings);
+        let mut spec = self.step.with(settings);
         spec.model = spec.model.truncated(1);
         let program = programs::training(&spec)?;
-        Ok(step_seconds(&program, &self.device.rates, spec.micro_steps(self.batch_size)))
+        Ok(step_seconds(&program, &self.device.rates, spec.micro_steps(self.step.batch_size)))
     }
 
-    /// The fastest settings that fit, for this chunk.
-    fn of_chunk(&mut self, sequences: usize, chunk: usize) -> Result<Option<Estimate>, LearnError> {
-        let saving = self.saving_everything(sequences, chunk);
-        if !self.open.blocks {
-            let fixed = Settings { recompute: self.spec.recompute, blocks: self.blocks(), ..saving };
-            return Ok(Some(self.estimate(fixed)?).filter(|of| self.fits(of)));
+    /// The fastest settings that fit, with the chunk and the micro-batches of `of`.
+    fn of_chunk(&mut self, of: Settings) -> Result<Option<Estimate>, LearnError> {
+        if !self.is_open(&RECOMPUTE_BLOCKS) {
+            return Ok(Some(self.estimate(of)?).filter(|of| self.fits(of)));
         }
-        let everything = self.estimate(saving)?;
+        let everything = self.estimate(self.saving_everything(of))?;
         self.everything.get_or_insert(everything);
         if self.fits(&everything) {
             return Ok(Some(everything));
         }
         // Check first if anything fits with this chunk: planning many layers takes long.
-        let least = self.least_of_chunk(sequences, chunk)?;
+        let least = self.least_of_chunk(of)?;
         if !self.fits(&least) {
             return Ok(None);
         }
         let mut best = None;
-        for &recompute in self.policies() {
-            let at = |blocks| Settings { recompute, blocks, ..saving };
-            let count = self.spec.model.layers.len();
-            let mut found = self.as_before(at, recompute)?;
+        for policy in self.policies(of) {
+            // In 1, 2, ... blocks.
+            let all = (RECOMPUTE_BLOCKS.values)(&self.step, policy);
+            let mut found = self.as_before(policy.recompute, &all)?;
             if found.is_none() {
                 let (over, usable) = (everything.bytes, self.usable_bytes);
-                found = first_that_fits(count, over, usable, |n| {
-                    let of = self.estimate(at(n + 1))?;
+                found = first_that_fits(all.len(), over, usable, |n| {
+                    let of = self.estimate(all[n])?;
                     Ok::<_, LearnError>((of.bytes, of))
                 })?;
             }
             // The last block's activations are read at once, so recomputing them may even need more memory.
-            if found.is_none() && count > 1 {
-                found = Some(self.estimate(at(count - 1))?).filter(|of| self.fits(of));
+            if let (None, [.., but_one, _]) = (&found, &all[..]) {
+                found = Some(self.estimate(*but_one)?).filter(|of| self.fits(of));
             }
             if let Some(found) = &found {
-                self.fitted.retain(|(policy, _)| *policy != recompute);
-                self.fitted.push((recompute, found.settings.blocks));
+                let blocks = found.settings.blocks.unwrap_or(all.len());
+                self.fitted.retain(|(recompute, _)| *recompute != policy.recompute);
+                self.fitted.push((policy.recompute, blocks));
             }
             best = faster(best, found);
         }
         Ok(best)
     }
 
-    /// The step with as many blocks as fitted last, if that is still the smallest number that fits.
-    fn as_before(
-        &mut self,
-        at: impl Fn(usize) -> Settings,
-        recompute: Recompute,
-    ) -> Result<Option<Estimate>, LearnError> {
+    /// The step with as many blocks as fitted last, if that is still the smallest number that fits. `all` are
+    /// the settings with this policy in 1, 2, ... blocks.
+    fn as_before(&mut self, recompute: Recompute, all: &[Settings]) -> Result<Option<Estimate>, LearnError> {
         let Some(&(_, blocks)) = self.fitted.iter().find(|(policy, _)| *policy == recompute) else {
             return Ok(None);
         };
-        let of = self.estimate(at(blocks))?;
-        let one_less = if blocks > 1 { Some(self.estimate(at(blocks - 1))?) } else { None };
+        let of = self.estimate(all[blocks - 1])?;
+        let one_less = if blocks > 1 { Some(self.estimate(all[blocks - 2])?) } else { None };
         let is_least = self.fits(&of) && one_less.is_none_or(|of| !self.fits(&of));
         Ok(is_least.then_some(of))
     }
@@ -282,44 +246,36 @@ impl<'a> Search<'a> {
             let fitting = search.known.iter().copied().filter(|of| search.fits(of));
             fitting.filter(differs).fold(None, |best, of| faster(best, Some(of)))
         };
-        if found(self).is_none() && self.open.recompute {
-            let blocks = self.spec.model.layers.len();
-            self.estimate(Settings { recompute: Recompute::Norms, blocks, ..chosen.settings })?;
+        if found(self).is_none() && self.is_open(&RECOMPUTE) {
+            self.estimate(recomputing_norms(chosen.settings))?;
         }
         Ok(found(self))
     }
 
     /// The settings that need the least memory.
     pub(super) fn least(&mut self) -> Result<Estimate, LearnError> {
-        let sequences = self.micro_batches().pop().unwrap_or(1);
-        self.least_of(sequences)
+        let smallest = self.micro_batches().pop().unwrap_or(self.own);
+        self.least_of(smallest)
     }
 
-    /// The settings that need the least memory, for micro-batches of `sequences`, or others that fit.
-    fn least_of(&mut self, sequences: usize) -> Result<Estimate, LearnError> {
-        let chunk = self.chunks(sequences).into_iter().min().unwrap_or(config::LOSS_CHUNK);
-        self.least_of_chunk(sequences, chunk)
+    /// The settings that need the least memory, with the micro-batches of `of`, or others that fit.
+    fn least_of(&mut self, of: Settings) -> Result<Estimate, LearnError> {
+        let smallest = self.chunks(of).into_iter().min_by_key(|of| of.loss_chunk);
+        self.least_of_chunk(smallest.unwrap_or(of))
     }
 
-    /// The settings that need the least memory, for this chunk, or others that fit.
-    fn least_of_chunk(&mut self, sequences: usize, chunk: usize) -> Result<Estimate, LearnError> {
-        let saving = self.saving_everything(sequences, chunk);
-        let (true, [.., recompute]) = (self.open.blocks, self.policies()) else {
-            let given = Settings { recompute: self.spec.recompute, blocks: self.blocks(), ..saving };
-            return self.estimate(given);
+    /// The settings that need the least memory, with the chunk and the micro-batches of `of`, or others that
+    /// fit.
+    fn least_of_chunk(&mut self, of: Settings) -> Result<Estimate, LearnError> {
+        let (true, Some(most)) = (self.is_open(&RECOMPUTE_BLOCKS), self.policies(of).pop()) else {
+            return self.estimate(of);
         };
-        let blocks = self.spec.model.layers.len();
-        let all = self.estimate(Settings { recompute: *recompute, blocks, ..saving })?;
+        let all = self.estimate(most)?;
         if self.fits(&all) {
             return Ok(all);
         }
-        let but_one = self.estimate(Settings { recompute: *recompute, blocks: blocks - 1, ..saving })?;
+        let but_one = self.estimate(Settings { blocks: Some(self.step.layers() - 1), ..most })?;
         Ok(if but_one.bytes < all.bytes { but_one } else { all })
-    }
-
-    /// The step without recomputation.
-    pub(super) fn everything(&self) -> Option<Estimate> {
-        self.everything
     }
 
     pub(super) fn fits(&self, of: &Estimate) -> bool {
@@ -331,7 +287,7 @@ impl<'a> Search<'a> {
         if let Some(known) = self.known.iter().find(|known| known.settings == settings) {
             return Ok(*known);
         }
-        let spec = self.spec_with(settings);
+        let spec = self.step.with(settings);
         let program = programs::training(&spec)?;
         let bytes = needed_bytes(&spec, &program, self.device.target, self.device.threads)?;
         let seconds = self.step_seconds(&spec, &program);
@@ -340,76 +296,68 @@ impl<'a> Search<'a> {
         Ok(estimate)
     }
 
-    fn seconds(&self, spec: &TrainingSpec) -> Result<f64, LearnError> {
-        Ok(self.step_seconds(spec, &programs::training(spec)?))
+    fn seconds(&self, settings: Settings) -> Result<f64, LearnError> {
+        let spec = self.step.with(settings);
+        Ok(self.step_seconds(&spec, &programs::training(&spec)?))
     }
 
     /// Seconds of a step of `spec`, which is `program`. Those of several ranks also wait for collectives.
     fn step_seconds(&self, spec: &TrainingSpec, program: &Program) -> f64 {
-        let micro_steps = spec.micro_steps(self.batch_size);
+        let micro_steps = spec.micro_steps(self.step.batch_size);
         match spec.parallel.world_size {
             1 => step_seconds(program, &self.device.rates, micro_steps),
             _ => Timeline::new(program, &self.device, micro_steps).seconds(),
         }
     }
 
-    fn spec_with(&self, settings: Settings) -> TrainingSpec {
-        let Settings { recompute, blocks, loss_chunk, micro_batch_size } = settings;
-        let mut spec = self.spec.with_micro_batches(micro_batch_size, self.batch_size);
-        spec.recompute = recompute;
-        spec.recompute_blocks = (blocks < spec.model.layers.len()).then_some(blocks);
-        spec.loss.chunk_tokens = loss_chunk;
-        spec
-    }
-
-    fn saving_everything(&self, sequences: usize, loss_chunk: usize) -> Settings {
-        Settings { recompute: Recompute::None, blocks: 0, loss_chunk, micro_batch_size: sequences }
+    /// These settings without recomputation. A policy of the run file stays, and then applies to no block.
+    fn saving_everything(&self, of: Settings) -> Settings {
+        let blocks = (!self.is_open(&RECOMPUTE)).then_some(0);
+        Settings { recompute: Recompute::None, blocks, ..of }
     }
 
     /// A lower bound of the memory of a step: the inputs of all blocks, which every policy saves.
-    fn least_saved_bytes(&self, sequences: usize) -> u64 {
-        let model = &self.spec.model;
-        (2 * sequences * self.spec.batch.seq_len * model.dim * model.layers.len()) as u64
+    fn least_saved_bytes(&self, of: &Settings) -> u64 {
+        let TrainingSpec { batch, model, .. } = self.step.spec;
+        (2 * of.micro_batch_size * batch.seq_len * model.dim * model.layers.len()) as u64
     }
 
-    /// The number of blocks that the run file gives.
-    fn blocks(&self) -> usize {
-        self.spec.recompute_blocks.unwrap_or(self.spec.model.layers.len())
-    }
-
-    /// The policies that recompute something, the cheapest first.
-    fn policies(&self) -> &'static [Recompute] {
-        match (self.open.recompute, self.spec.recompute) {
-            (true, _) => &[Recompute::Norms, Recompute::Block],
-            (false, Recompute::Norms) => &[Recompute::Norms],
-            (false, Recompute::Block) => &[Recompute::Block],
-            (false, Recompute::None) => &[],
+    /// These settings with each policy that recomputes something, in all blocks, the cheapest first.
+    fn policies(&self, of: Settings) -> Vec<Settings> {
+        match of.recompute {
+            _ if self.is_open(&RECOMPUTE) => (RECOMPUTE.values)(&self.step, of),
+            Recompute::None => Vec::new(),
+            _ => vec![Settings { blocks: None, ..of }],
         }
     }
 
-    /// Micro-batch sizes to try, largest first.
-    pub(super) fn micro_batches(&self) -> Vec<usize> {
-        match self.open.micro_batch_size {
-            true => {
-                let of_a_rank = self.batch_size / self.spec.parallel.world_size;
-                (1..=of_a_rank).rev().filter(|n| of_a_rank.is_multiple_of(*n)).collect()
-            }
-            false => vec![self.spec.batch.sequences],
+    /// The settings of the run file with each micro-batch size to try, largest first.
+    fn micro_batches(&self) -> Vec<Settings> {
+        match self.is_open(&MICRO_BATCH_SIZE) {
+            true => (MICRO_BATCH_SIZE.values)(&self.step, self.own),
+            false => vec![self.own],
         }
     }
 
-    /// Loss chunks to try, the usual one first. Of sizes that give equally many chunks, only the smallest is
-    /// tried.
-    pub(super) fn chunks(&self, sequences: usize) -> Vec<usize> {
-        if !self.open.loss_chunk {
-            return vec![self.spec.loss.chunk_tokens];
+    /// These settings with each loss chunk to try, the usual one first. Of sizes that give equally many
+    /// chunks, only the smallest is tried.
+    fn chunks(&self, of: Settings) -> Vec<Settings> {
+        if !self.is_open(&LOSS_CHUNK) {
+            return vec![of];
         }
-        let tokens = sequences * self.spec.batch.seq_len;
-        let sizes = std::iter::successors(Some(CHUNKS.0), |size| Some(2 * size));
-        let sizes = sizes.take_while(|size| *size <= CHUNKS.1 && size / 2 < tokens);
-        let others = sizes.filter(|&size| tokens.div_ceil(size) != tokens.div_ceil(config::LOSS_CHUNK));
-        std::iter::once(config::LOSS_CHUNK).chain(others).collect()
+        let usual = Settings { loss_chunk: config::LOSS_CHUNK, ..of };
+        let tokens = of.micro_batch_size * self.step.spec.batch.seq_len;
+        let mut all = (LOSS_CHUNK.values)(&self.step, of);
+        all.retain(|of| of.loss_chunk <= LARGEST_CHUNK);
+        all.retain(|of| tokens.div_ceil(of.loss_chunk) != tokens.div_ceil(usual.loss_chunk));
+        all.push(usual);
+        all.reverse();
+        all
     }
+}
+
+fn recomputing_norms(of: Settings) -> Settings {
+    Settings { recompute: Recompute::Norms, blocks: None, ..of }
 }
 
 fn faster(one: Option<Estimate>, other: Option<Estimate>) -> Option<Estimate> {

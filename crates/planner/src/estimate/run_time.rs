@@ -59,7 +59,7 @@ impl RunTime {
         device: &Device,
         done: u64,
     ) -> Result<RunTime, PlanError> {
-        let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
+        let micro_steps = planned.micro_steps();
         RunTime::of_step(planned, &Timeline::new(program, device, micro_steps), device, done)
     }
 

@@ -7,16 +7,13 @@ mod tests;
 mod text;
 
 use crate::error::PlanError;
+pub use crate::memory::{needed_bytes, save_bytes};
 use crate::planned::Planned;
+use crate::tunable::{Step, TUNABLE};
 use search::Search;
-pub use search::first_that_fits;
 pub use text::on_gpus;
-use xtrain_program::{Parallel, Program, Shard};
 use xtrain_report::metrics::format;
 use xtrain_step::engine::{Processor, Room, Target};
-use xtrain_step::error::LearnError;
-use xtrain_step::layout::Layout;
-use xtrain_step::programs;
 use xtrain_step::training_spec::TrainingSpec;
 
 /// Memory that a step needs, and memory that is available.
@@ -98,56 +95,27 @@ impl Fit {
         batch_size: usize,
         room: Room,
     ) -> Result<Fit, PlanError> {
-        let mut search = Search { spec, target, threads, batch_size, room, needed_bytes: 0 };
+        let step = Step { spec, batch_size };
+        let mut search = Search { step, target, threads, room, needed_bytes: 0 };
         search.needed_bytes = search.bytes(spec)?;
         let needed_bytes = search.needed_bytes;
-        let verdict = match needed_bytes <= room.available_bytes {
-            true => Verdict::Fits,
-            // Give up first what does not affect learning.
-            false if spec.reference => {
-                let without = TrainingSpec { reference: false, ..spec.clone() };
-                let Fit { needed_bytes, verdict, .. } =
-                    Fit::new(&without, target, threads, batch_size, room)?;
-                verdict.with_setting("precision.reference_every=0", needed_bytes)
+        if needed_bytes <= room.available_bytes {
+            return Ok(Fit { needed_bytes, room, verdict: Verdict::Fits });
+        }
+        let (mut verdict, mut changed) = (Verdict::Fits, search.first_change()?);
+        if changed.is_none() {
+            verdict = search.verdict()?;
+            if let (Verdict::Nothing { .. }, Some((optimizer, setting))) =
+                (&verdict, spec.optimizer.smaller())
+            {
+                // The last setting changes how the model learns.
+                changed = Some((TrainingSpec { optimizer, ..spec.clone() }, setting.to_owned()));
             }
-            false if spec.parallel.world_size > 1 && spec.parallel.shard != Shard::Weights => {
-                let with = |shard| {
-                    let parallel = Parallel { shard, ..spec.parallel };
-                    TrainingSpec { parallel, ..spec.clone() }
-                };
-                // `optimizer` sends no more bytes than `none`, and `weights` gathers in every micro-step.
-                let optimizer = with(Shard::Optimizer);
-                let is_enough =
-                    spec.parallel.shard == Shard::None && search.bytes(&optimizer)? <= room.available_bytes;
-                let (with, setting) = match is_enough {
-                    true => (optimizer, "parallel.shard=optimizer"),
-                    false => (with(Shard::Weights), "parallel.shard=weights"),
-                };
-                let Fit { needed_bytes, verdict, .. } = Fit::new(&with, target, threads, batch_size, room)?;
-                verdict.with_setting(setting, needed_bytes)
-            }
-            false => match search.fewer_replicas() {
-                Some(with) => {
-                    let setting = format!("parallel.replicas={}", with.parallel.replicas);
-                    let Fit { needed_bytes, verdict, .. } =
-                        Fit::new(&with, target, threads, batch_size, room)?;
-                    verdict.with_setting(&setting, needed_bytes)
-                }
-                None => match search.verdict()? {
-                    nothing @ Verdict::Nothing { .. } => match spec.optimizer.smaller() {
-                        // The last setting changes how the model learns.
-                        Some((optimizer, setting)) => {
-                            let with = TrainingSpec { optimizer, ..spec.clone() };
-                            let Fit { needed_bytes, verdict, .. } =
-                                Fit::new(&with, target, threads, batch_size, room)?;
-                            verdict.with_setting(setting, needed_bytes)
-                        }
-                        None => nothing,
-                    },
-                    verdict => verdict,
-                },
-            },
-        };
+        }
+        if let Some((with, setting)) = changed {
+            let with = Fit::new(&with, target, threads, batch_size, room)?;
+            verdict = with.verdict.with_setting(&setting, with.needed_bytes);
+        }
         Ok(Fit { needed_bytes, room, verdict })
     }
 
@@ -193,55 +161,14 @@ pub fn check(planned: &Planned, processor: &Processor, processes: usize) -> Resu
     }
 }
 
-/// Bytes that the step of `spec`, which is `program`, needs on `target`, on this number of CPU threads: of
-/// its plan, of kernel workspace outside of it, of libraries, and of the process. Tokenizing, which comes
-/// before the step is loaded and frees its memory, is not counted.
-pub fn needed_bytes(
-    spec: &TrainingSpec,
-    program: &Program,
-    target: Target,
-    threads: usize,
-) -> Result<u64, LearnError> {
-    let reference = programs::reference(spec)?;
-    let loaded: Vec<_> = std::iter::once(program).chain(&reference).collect();
-    let (plan, work) = (target.plan_bytes(&loaded), target.work_bytes(&loaded, threads));
-    let beside = target.library_bytes() + target.process_bytes(&loaded, spec.model.vocab_size);
-    // A reference segment copies the state to host memory, which is the CPU's.
-    let aside = match target {
-        Target::Cpu if spec.reference => programs::saved_bytes(program),
-        _ => 0,
-    };
-    Ok(plan.saturating_add(work).saturating_add(aside) as u64 + beside)
-}
-
-/// Bytes of the copy that a save of the step of `spec`, which is `program`, makes in the memory of `target`,
-/// where there is room for it. Without the copy, training waits while a checkpoint is written.
-pub fn save_bytes(spec: &TrainingSpec, program: &Program, target: Target) -> Result<u64, LearnError> {
-    match target {
-        Target::Cpu => Ok(Layout::of(spec)?.copied_bytes(program) as u64),
-        Target::Cuda => Ok(0),
-    }
-}
-
-/// Keys of settings in the order in which alternatives name them.
-const ORDER: [&str; 8] = [
-    "precision.reference_every",
-    "parallel.shard",
-    "parallel.replicas",
-    "optimizer.moments",
-    "train.recompute",
-    "train.recompute_blocks",
-    "train.loss_chunk",
-    "train.micro_batch_size",
-];
-
 impl Alternative {
     /// Adds those of `settings` whose keys it does not set.
     fn complete(&mut self, settings: &[String]) {
         let key = |setting: &str| setting.split('=').next().unwrap_or_default().to_owned();
         let given: Vec<String> = self.settings.iter().map(|setting| key(setting)).collect();
         self.settings.extend(settings.iter().filter(|setting| !given.contains(&key(setting))).cloned());
-        self.settings.sort_by_key(|setting| ORDER.iter().position(|name| *name == key(setting)));
+        // The others come first already.
+        self.settings.sort_by_key(|setting| TUNABLE.iter().position(|row| row.field.key == key(setting)));
     }
 }
 

@@ -1,6 +1,7 @@
 use super::*;
 use std::path::Path;
 use xtrain_config::Config;
+use xtrain_program::{Parallel, Shard};
 use xtrain_step::member::Member;
 use xtrain_step::programs;
 

@@ -7,6 +7,7 @@
 
 use crate::error::PlanError;
 use crate::median::median;
+use crate::tunable::policy_name;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ use std::time::Instant;
 use xtrain_model::decoder::{Loss, io};
 use xtrain_model::{Architecture, Fp8Overrides, GemmPattern, Layer};
 use xtrain_ops::registry::kernel_sources;
-use xtrain_program::{Instance, Parallel, Recompute};
+use xtrain_program::{Instance, Parallel};
 use xtrain_runtime::{Checks, Engine, Part, ProgramId, TimedWork, Timing};
 use xtrain_step::engine::Processor;
 use xtrain_step::error::LearnError;
@@ -90,15 +91,8 @@ impl Blocks {
             ..Fp8Overrides::default()
         };
         let loss = Loss { chunk_tokens: 1024, z_loss: 0.0, sources: 0, balancing: spec.loss.balancing };
-        let spec = TrainingSpec {
-            model,
-            fp8,
-            loss,
-            reference: false,
-            recompute_blocks: None,
-            parallel: Parallel::ALONE,
-            ..spec.clone()
-        };
+        let parallel = Parallel::ALONE;
+        let spec = TrainingSpec { fp8, loss, reference: false, parallel, ..spec.with_model(model) };
         Blocks { spec, micro_steps }
     }
 
@@ -117,11 +111,7 @@ impl Blocks {
             "seq_len": spec.batch.seq_len,
             "document_mask": spec.document_mask,
             "dropout": spec.dropout,
-            "recompute": match spec.recompute {
-                Recompute::None => "none",
-                Recompute::Norms => "norms",
-                Recompute::Block => "block",
-            },
+            "recompute": policy_name(spec.recompute),
             "micro_steps": micro_steps,
             "kernels": format!("{:016x}", kernels()),
         });

@@ -47,7 +47,7 @@ pub fn measure(
     for &recipe in recipes {
         let own = planned.spec.numerics();
         let numerics = if recipe == own.recipe { own } else { Numerics::from(recipe) };
-        let blocks = Blocks::new(&planned.spec.computed_in(numerics), micro_steps(planned));
+        let blocks = Blocks::new(&planned.spec.computed_in(numerics), planned.micro_steps());
         let layers = blocks.measure(Processor::by_name(device)?)?;
         if let Processor::Cuda(gpu) = Processor::by_name(device)? {
             gpu.replace_measurement(&blocks.name(), &line(&layers));
@@ -142,11 +142,7 @@ fn slower_layers(speeds: &[LayerSpeed]) -> Vec<Slower> {
 }
 
 fn blocks(planned: &Planned) -> Blocks {
-    Blocks::new(&planned.spec, micro_steps(planned))
-}
-
-fn micro_steps(planned: &Planned) -> usize {
-    planned.spec.micro_steps(planned.resolved.config.train.batch_size)
+    Blocks::new(&planned.spec, planned.micro_steps())
 }
 
 /// The cached text: JSON in one line.

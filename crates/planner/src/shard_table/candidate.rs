@@ -3,8 +3,8 @@
 use crate::choose::{self, Choice};
 use crate::error::PlanError;
 use crate::estimate::{Device, RunTime, Timeline};
-use crate::fit::needed_bytes;
 use crate::fp8_skip;
+use crate::memory::needed_bytes;
 use crate::planned::Planned;
 use xtrain_program::Program;
 use xtrain_step::engine::Processor;
@@ -36,7 +36,7 @@ impl Candidate {
     fn with(planned: Planned, choice: Option<Choice>, device: &Device) -> Result<Candidate, PlanError> {
         let program = programs::training(&planned.spec).map_err(LearnError::from)?;
         let needed_bytes = needed_bytes(&planned.spec, &program, device.target, device.threads)?;
-        let timeline = Timeline::new(&program, device, micro_steps(&planned));
+        let timeline = Timeline::new(&program, device, planned.micro_steps());
         Ok(Candidate { planned, choice, program, needed_bytes, timeline })
     }
 
@@ -53,15 +53,11 @@ impl Candidate {
 
     /// Micro-batches of a rank in a step.
     pub fn micro_steps(&self) -> usize {
-        micro_steps(&self.planned)
+        self.planned.micro_steps()
     }
 
     /// The time of the run.
     pub fn time(&self, device: &Device) -> Result<RunTime, PlanError> {
         RunTime::of_step(&self.planned, &self.timeline, device, 0)
     }
-}
-
-fn micro_steps(planned: &Planned) -> usize {
-    planned.spec.micro_steps(planned.resolved.config.train.batch_size)
 }

@@ -2,7 +2,7 @@
 
 use crate::{CONFIG_FILE, RunData};
 use std::path::Path;
-use xtrain_config::{Config, diff};
+use xtrain_config::{Config, TrainConfig, diff};
 use xtrain_model::Recipe;
 
 /// Runs that differ only in their seed, or the runs that the user names as the baseline.
@@ -97,9 +97,9 @@ pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
     groups
 }
 
-/// Keys in which two runs may differ although their losses differ only randomly: folder and device of the
-/// run, and its reports.
-const KEYS_WITHOUT_EFFECT: [&str; 31] = [
+/// Keys in which two runs may differ although their losses differ only randomly, besides those that a run may
+/// choose: folder and device of the run, and its reports.
+const KEYS_WITHOUT_EFFECT: [&str; 27] = [
     "train.seed",
     "train.out",
     "train.started_in",
@@ -110,10 +110,6 @@ const KEYS_WITHOUT_EFFECT: [&str; 31] = [
     "train.stop_on_divergence",
     "train.check_numerics",
     "train.attention_deterministic",
-    "train.recompute",
-    "train.recompute_blocks",
-    "train.micro_batch_size",
-    "train.loss_chunk",
     "train.tune",
     "precision.reference_every",
     "precision.reference_steps",
@@ -140,6 +136,7 @@ fn matters(one: &Config, other: &Config) -> Vec<String> {
     let keys = diff(one, other).into_iter().map(|change| change.key);
     let chance = |key: &str| {
         KEYS_WITHOUT_EFFECT.contains(&key)
+            || TrainConfig::CHOSEN_KEYS.contains(&key)
             || SECTIONS_WITHOUT_EFFECT.iter().any(|section| key.starts_with(section))
     };
     // The list of layers that stay in bf16 matters; their measured speeds do not.

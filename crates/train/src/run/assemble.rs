@@ -21,9 +21,10 @@ use xtrain_config::{Config, Device as DeviceChoice, Facts, Parsed};
 use xtrain_data::{DataError, TokenStream, Tokenizer};
 use xtrain_model::Recipe;
 use xtrain_model::hf::HfConfig;
-use xtrain_planner::choose::Choice;
+use xtrain_planner::choose::{self, Choice};
 use xtrain_planner::estimate::{Device, RunTime};
-use xtrain_planner::planned::{Chosen, Planned};
+use xtrain_planner::planned::Planned;
+use xtrain_planner::tunable::Field;
 use xtrain_planner::{fit, planned};
 use xtrain_report::LiveReport;
 use xtrain_report::metrics::{Command, Event, MetricsSink, Outputs, Resumed, SinkStart};
@@ -282,7 +283,7 @@ pub(super) struct Parts {
     pub(super) process_group: ProcessGroup,
     pub(super) config: Config,
     /// The settings that were chosen.
-    pub(super) chosen: Vec<Chosen>,
+    pub(super) chosen: Vec<&'static Field>,
     pub(super) steps: u64,
     pub(super) folder: RunFolder,
     pub(super) corpus: Corpus,
@@ -301,8 +302,8 @@ pub(super) struct Parts {
 }
 
 /// The configuration as the run folder keeps it: with comments on what was chosen.
-pub(super) fn commented(config: &Config, chosen: &[Chosen]) -> String {
-    let comments: Vec<_> = chosen.iter().map(|chosen| (chosen.key, chosen.comment)).collect();
+pub(super) fn commented(config: &Config, chosen: &[&'static Field]) -> String {
+    let comments: Vec<_> = chosen.iter().map(|field| (field.key, choose::COMMENT)).collect();
     config.to_toml_with(&comments)
 }
 

@@ -62,7 +62,7 @@ use together::Together;
 use watch::Watch;
 use xtrain_config::{Config, Parsed};
 use xtrain_data::DataError;
-use xtrain_planner::planned::Chosen;
+use xtrain_planner::tunable::Field;
 use xtrain_report::LiveReport;
 use xtrain_report::metrics::MetricsSink;
 use xtrain_step::learner::Learner;
@@ -127,7 +127,7 @@ struct Run {
     process_group: ProcessGroup,
     config: Config,
     /// The settings that were chosen.
-    chosen: Vec<Chosen>,
+    chosen: Vec<&'static Field>,
     /// Steps of the whole run.
     steps: u64,
     position: Position,

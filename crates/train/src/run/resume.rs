@@ -49,7 +49,7 @@ pub(super) fn resume(
     let Settings { planned, report_lines } =
         agree(planned, device.as_ref(), process_group, |planned, device| {
             let is_asked = |key: &str| parsed.is_argument(key);
-            let (planned, choice) = choose::decide_for_resumed(planned, &before.train, is_asked, device)?;
+            let (planned, choice) = choose::decide_for_resumed(planned, &before, is_asked, device)?;
             let is_kept = choice.is_none() && !planned.chosen.is_empty();
             let planned = fp8_skip::decide_for_resumed(planned, &before.precision, &processor)?;
             let fits = check_fits(&planned, &processor, process_group);

@@ -5,6 +5,7 @@ use super::{Advised, line};
 use xtrain_model::EXPERTS;
 use xtrain_planner::estimate::Timeline;
 use xtrain_planner::shard_table::{Candidate, Mode, evening_replicas};
+use xtrain_planner::tunable::MICRO_BATCH_SIZE;
 use xtrain_program::{Program, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
 use xtrain_step::layout::{Evenness, Layout};
@@ -133,10 +134,11 @@ fn beside_each_other(rows: &[Row], micro_steps: usize, available: Option<u64>) -
     // Some may have larger micro-batches.
     let usual = rows.iter().map(|row| row.mode.micro_batch_size).min();
     let others = |mode: &Mode| -> Vec<String> {
-        let is_chosen = mode.chosen.as_ref().is_some_and(|chosen| chosen.contains("micro_batch_size"));
+        let name = MICRO_BATCH_SIZE.field.name();
+        let is_chosen = mode.chosen.as_ref().is_some_and(|chosen| chosen.contains(name));
         let is_larger = !is_chosen && usual.is_some_and(|usual| mode.micro_batch_size > usual);
         let replicas = (mode.replicas > 1).then(|| format!("replicas={}", mode.replicas));
-        let micro_batch = is_larger.then(|| format!("micro_batch_size={}", mode.micro_batch_size));
+        let micro_batch = is_larger.then(|| format!("{name}={}", mode.micro_batch_size));
         replicas.into_iter().chain(micro_batch).collect()
     };
     let of_row = |mode: &Mode| {

@@ -17,7 +17,7 @@ pub(super) struct Settings {
 pub(super) fn agree(
     planned: Planned,
     device: Option<&Device>,
-    crew: &ProcessGroup,
+    process_group: &ProcessGroup,
     choose: impl FnOnce(Planned, &Device) -> Result<Settings, RunError>,
 ) -> Result<Settings, RunError> {
     if let Some(device) = device {

@@ -390,6 +390,6 @@ pub(super) const ROWS: &[Row] = &[
     ),
     why(
         &["custom_import", "custom_args_module", "override", "hydra", "defaults", "import_module"],
-        "a run file has no code; the library does: README, As a library",
+        "a run file has no code; the library does: docs/library.md",
     ),
 ];

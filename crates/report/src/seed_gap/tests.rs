@@ -129,6 +129,26 @@ fn runs_that_left_the_same_layers_in_bf16_are_one_row_however_slow_these_were() 
 }
 
 #[test]
+fn evaluations_before_training_are_no_result() {
+    // Later ones are at steps 50 and 100 of the one, and at 60 and 110 of the other.
+    let runs = [("bf16", 0), ("fp8-block", 10)].map(|(recipe, later)| {
+        let mut run = run(recipe, recipe, 1, 100, 0.0);
+        for record in &mut run.records {
+            if let Event::Eval(metrics) = &mut record.event {
+                metrics.step += later;
+            }
+        }
+        let before = EvalMetrics { step: 0, loss: 5.0, bits_per_byte: None };
+        run.records.insert(0, Record { time: 1.764e9, event: before.into() });
+        run
+    });
+    let comparison = compare(&runs, 1);
+    assert_eq!(comparison.compared[0].validation.as_ref().map(|f| f.to), None);
+    let notes = comparison.notes.join("\n");
+    assert!(notes.contains("no evaluation during training"), "{notes}");
+}
+
+#[test]
 fn a_shorter_run_is_compared_where_it_ends_and_that_is_said() {
     let mut short = run("short", "fp8-block", 1, 120, 0.0);
     short.summary = RunSummary { total_steps: Some(200), ..RunSummary::default() };

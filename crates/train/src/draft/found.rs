@@ -7,8 +7,8 @@ use crate::texts;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use xtrain_data::{
-    Dataset, InputFile, Listing, Split, Take, TextField, TokenStream, Tokenizer, first_text, shell_path,
-    text_field,
+    DataError, Dataset, InputFile, Listing, Split, Take, TextField, TokenStream, Tokenizer, first_text,
+    shell_path, text_field,
 };
 use xtrain_model::hf::HfConfig;
 
@@ -65,7 +65,7 @@ impl Found {
             bpe_vocab_size: 4096,
             model: None,
         };
-        let (mut texts, mut first_text) = (Vec::new(), String::new());
+        let (mut texts, mut first_texts) = (Vec::new(), Vec::new());
         for path in sources {
             let Some(folder) = model_folder(path)? else {
                 texts.push(path.as_path());
@@ -92,9 +92,9 @@ impl Found {
             let listing = list(path, Split::Train)?;
             texts::log(&listing);
             bytes += listing.files.iter().map(InputFile::estimated_text_bytes).sum::<u64>();
-            let FirstRows { text_field, text } = first_rows(&listing.files)?;
+            let FirstRows { text_field, texts } = first_rows(&listing.files)?;
             found.data.push(FoundData { path: name(path)?, text_field });
-            first_text.push_str(&text);
+            first_texts.extend(texts);
             // A folder or pattern with a validation split of its own is named twice.
             if !path.is_file()
                 && let Ok(of_valid) = list(path, Split::Validation)
@@ -120,7 +120,7 @@ impl Found {
         if !found.data.is_empty() {
             found.bpe_vocab_size = size;
             let bytes_a_token = match &found.model {
-                Some((folder, _)) => bytes_a_token(Path::new(folder), &first_text),
+                Some((folder, _)) => bytes_a_token(Path::new(folder), &first_texts),
                 None => learned_bytes,
             };
             found.tokens = Some(shard_tokens + (bytes as f64 / bytes_a_token) as u64);
@@ -163,8 +163,8 @@ const READ_FILES: usize = 16;
 struct FirstRows {
     /// The field that holds the text of the first file that has fields.
     text_field: Option<String>,
-    /// The start of the text of each file.
-    text: String,
+    /// The start of the text of each file that has some there.
+    texts: Vec<String>,
 }
 
 /// Reads the first rows of files as for training, so that a run does not fail on them. Reports the field that
@@ -181,16 +181,18 @@ fn first_rows(files: &[InputFile]) -> Result<FirstRows, RunError> {
             "{} has no text in its first rows; name another file",
             first.path.display()
         ))),
-        _ => Ok(FirstRows { text_field, text: texts.concat() }),
+        _ => Ok(FirstRows { text_field, texts }),
     }
 }
 
-/// Mean bytes per token of a text, by the tokenizer of the model in `folder`. What is wrong with the
+/// Mean bytes per token of these texts, by the tokenizer of the model in `folder`. What is wrong with the
 /// tokenizer is said when the file is planned.
-fn bytes_a_token(folder: &Path, text: &str) -> f64 {
-    let tokens = Tokenizer::load(folder).and_then(|tokenizer| tokenizer.encode(text)).map(|ids| ids.len());
-    match tokens {
-        Ok(tokens) if tokens > 0 && !text.is_empty() => text.len() as f64 / tokens as f64,
+fn bytes_a_token(folder: &Path, texts: &[String]) -> f64 {
+    let count = |tokenizer: Tokenizer| {
+        texts.iter().map(|text| Ok(tokenizer.encode(text)?.len())).sum::<Result<usize, DataError>>()
+    };
+    match Tokenizer::load(folder).and_then(count) {
+        Ok(tokens) if tokens > 0 => texts.iter().map(String::len).sum::<usize>() as f64 / tokens as f64,
         _ => BYTES_A_TOKEN,
     }
 }
@@ -259,4 +261,21 @@ fn list(path: &Path, split: Split) -> Result<Listing, RunError> {
         return Err(RunError::Refused(format!("{error}; if it is a data set, {}", texts::download(&name))));
     }
     texts::list(&[path], Take::OfFolders(split))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_counted_by_the_tokenizer_of_the_model() {
+        let folder = tempfile::tempdir().expect("a folder");
+        Tokenizer::bytes().save(folder.path()).expect("a tokenizer");
+        let texts = ["some text".to_owned(), "more text".to_owned()];
+        // Each document also has the token that ends it, if only as its begin.
+        let found = bytes_a_token(folder.path(), &texts);
+        assert!((0.9..=1.0).contains(&found), "{found}");
+        assert_eq!(bytes_a_token(&folder.path().join("missing"), &texts), BYTES_A_TOKEN);
+        assert_eq!(bytes_a_token(folder.path(), &[]), BYTES_A_TOKEN);
+    }
 }

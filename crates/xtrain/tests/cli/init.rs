@@ -104,6 +104,10 @@ fn the_shortest_texts_get_a_file_that_trains() {
         let short = "--set train.tokens= --set train.steps=1 --set data.cache_dir=cache --quiet";
         place.run(&format!("train {file} --out out{lines} {short}")).succeeds();
     }
+    // With the length that the file gives, the run would begin with a warning.
+    let stopped =
+        place.run("train short1.toml --out long --max-time 100ms --set data.cache_dir=cache").succeeds();
+    assert!(stopped.stderr.contains("so the model memorises them"), "{}", stopped.stderr);
 }
 
 #[test]

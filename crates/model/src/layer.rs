@@ -135,8 +135,8 @@ pub struct Mlp {
     pub activation: Activation,
 }
 
-/// A mixture of experts: a router chooses feed-forwards for each token, and their outputs are added, each times
-/// its gate (arXiv 2401.04088, 2412.19437).
+/// A mixture of experts: a router chooses feed-forwards for each token, and their outputs are added, each
+/// times its gate (arXiv 2401.04088, 2412.19437).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experts {
     /// The experts to choose from.

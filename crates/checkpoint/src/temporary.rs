@@ -302,7 +302,7 @@ fn claim(path: &Path) -> Claim {
         Err(TryLockError::Error(_)) if is_dead(path) => None,
         Err(TryLockError::WouldBlock | TryLockError::Error(_)) => return Claim::Busy,
     };
-    match Removal::of(path) {
+    match Removal::lock(path) {
         Removal::Allowed(writers) => Claim::Ours([lock, writers]),
         Removal::Refused => Claim::Busy,
     }

@@ -205,7 +205,7 @@ impl Place<'_> {
     fn fail(&mut self, origin: &Origin, message: String) -> Option<Json> {
         let is_argument = matches!(origin, Origin::Argument { .. });
         let message = if is_argument { with_arguments(&message) } else { message };
-        self.report.at(origin, Some(self.section), message);
+        self.report.add_at(origin, Some(self.section), message);
         None
     }
 }

@@ -87,7 +87,7 @@ impl Device {
     }
 
     /// The GPU of this index.
-    pub fn at(ordinal: usize) -> Result<Device, CudaError> {
+    pub fn get(ordinal: usize) -> Result<Device, CudaError> {
         Device::all()?.get(ordinal).copied().ok_or(CudaError::NoDevice)
     }
 

@@ -200,7 +200,7 @@ impl Gpu {
 
 /// The properties and the context of a GPU that programs can run on.
 fn open_device(ordinal: usize) -> Result<(DeviceInfo, Context), CudaError> {
-    let device = Device::at(ordinal)?;
+    let device = Device::get(ordinal)?;
     let version = Device::driver_version()?;
     if version < OLDEST_DRIVER {
         return Err(CudaError::TooOldDriver { version });

@@ -86,7 +86,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn elementwise() -> Result<(), Box<dyn Error>> {
-    let context = Context::new(Device::at(0)?)?;
+    let context = Context::new(Device::get(0)?)?;
     let stream = Stream::new(&context)?;
     let arch = context.device().info()?.arch;
     let module = Module::load(&context, &Compiler::open()?.compile("bench.cu", SOURCE, arch, &[])?.cubin)?;

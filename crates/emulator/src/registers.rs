@@ -104,7 +104,7 @@ pub(crate) struct SlotCounts {
 }
 
 impl SlotCounts {
-    pub(crate) fn of(&mut self, class: Class) -> &mut usize {
+    pub(crate) fn count_mut(&mut self, class: Class) -> &mut usize {
         match class {
             Class::Predicate => &mut self.predicates,
             Class::B16 => &mut self.b16,

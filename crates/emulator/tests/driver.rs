@@ -12,13 +12,13 @@ use xtrain_cuda::{
 const MIB: usize = 1 << 20;
 
 fn context() -> Result<Context, CudaError> {
-    Context::new(Device::at(0)?)
+    Context::new(Device::get(0)?)
 }
 
 fn devices_have_memory_of_their_own() -> Outcome {
     assert_eq!(Device::all()?.len(), 2);
     let of = |ordinal| -> Result<_, CudaError> {
-        let context = Context::new(Device::at(ordinal)?)?;
+        let context = Context::new(Device::get(ordinal)?)?;
         let (memory, stream) = (DeviceMemory::new(&context, 32)?, Stream::new(&context)?);
         memory.all().write(&[ordinal as u8; 32], &stream)?;
         Ok((memory, stream))

@@ -78,7 +78,7 @@ fn gemm(context: &Context, module: &Module, [m, n, k]: [usize; 3]) -> Outcome {
 
 fn sizes_within_and_beyond_tiles() -> Result<(), Failed> {
     let run = || -> Outcome {
-        let context = Context::new(Device::at(0)?)?;
+        let context = Context::new(Device::get(0)?)?;
         let arch = context.device().info()?.arch;
         let module = Module::load(
             &context,

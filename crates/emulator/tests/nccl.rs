@@ -69,7 +69,7 @@ impl Rank {
     }
 
     fn join(rank: usize, ranks: usize, id: &NcclId) -> Boxed<Rank> {
-        let context = Context::new(Device::at(rank)?)?;
+        let context = Context::new(Device::get(rank)?)?;
         let stream = Stream::new(&context)?;
         let nccl = NcclCommunicator::join(&context, id, rank, ranks, &go_on)?;
         Ok(Rank { rank, ranks, context, stream, nccl })
@@ -329,7 +329,7 @@ fn numbers_of_groups_differ() -> Outcome {
 
 /// A rank that never comes is found by the caller's deadline.
 fn a_rank_is_missing() -> Outcome {
-    let context = Context::new(Device::at(0)?)?;
+    let context = Context::new(Device::get(0)?)?;
     let begun = Instant::now();
     let in_time = || -> Result<(), CudaError> {
         let is_late = begun.elapsed() > Duration::from_millis(200);
@@ -343,7 +343,7 @@ fn a_rank_is_missing() -> Outcome {
 
 fn two_ranks_have_one_gpu() -> Outcome {
     let rank = number(RANK)?;
-    let context = Context::new(Device::at(0)?)?;
+    let context = Context::new(Device::get(0)?)?;
     let joined = NcclCommunicator::join(&context, &shared_id(rank)?, rank, 2, &go_on);
     let error = joined.err().ok_or("they join")?.to_string();
     assert!(error.contains("invalid usage") && error.contains("Duplicate GPU detected"), "{error}");

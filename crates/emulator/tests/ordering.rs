@@ -47,7 +47,7 @@ const BYTES: usize = 32 * 4;
 
 /// Runs two streams that wait for each other, first directly and then as a graph.
 fn program() -> Result<Vec<u32>, CudaError> {
-    let context = Context::new(Device::at(0)?)?;
+    let context = Context::new(Device::get(0)?)?;
     let module = Module::load(&context, format!("{KERNEL}\0").as_bytes())?;
     let function = module.function("step")?;
     let (main, side) = (Stream::new(&context)?, Stream::new(&context)?);

@@ -199,7 +199,7 @@ pub fn trace_loss(
     fixed_routing: Option<FixedRouting>,
 ) -> Result<ValueId, TraceError> {
     let Loss { chunk_tokens, z_loss, sources, balancing } = loss;
-    let mut trace = Trace::of(model, batch, context, dropout);
+    let mut trace = Trace::new(model, batch, context, dropout);
     trace.is_loss = true;
     trace.balancing = balancing;
     trace.fixed_routing = fixed_routing;
@@ -244,7 +244,7 @@ pub fn trace_logits(
     context: Context,
     rows: usize,
 ) -> Result<ValueId, TraceError> {
-    let mut trace = Trace::of(model, batch, context, 0.0);
+    let mut trace = Trace::new(model, batch, context, 0.0);
     let hidden_td = trace.hidden(t)?;
     let wanted = t.input(io::ROWS, TensorType::new(DType::I32, [rows]));
     let wanted_d = t.site("lm_head.rows").apply(Embedding, &[wanted, hidden_td])?[0];
@@ -289,10 +289,10 @@ struct Trace<'a> {
 }
 
 impl<'a> Trace<'a> {
-    fn of(model: &'a Architecture, batch: Batch, context: Context, dropout: f32) -> Self {
+    fn new(model: &'a Architecture, batch: Batch, context: Context, dropout: f32) -> Self {
         Trace {
             model,
-            parameters: Parameters::of(model),
+            parameters: Parameters::new(model),
             batch,
             context,
             dropout,

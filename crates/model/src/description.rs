@@ -131,7 +131,7 @@ impl Architecture {
             ffn_dim: experts.ffn_dim,
             router: experts.router,
             shared_ffn_dim: experts.shared.as_ref().map_or(0, |shared| shared.width),
-            dense: BlockSet::of(dense().map(|(block, _)| block)),
+            dense: BlockSet::from_iter(dense().map(|(block, _)| block)),
         };
         Ok(Description {
             family: self.family,

@@ -121,7 +121,7 @@ impl Activation {
     }
 
     /// The activation that `op` computes, if it is one.
-    pub(crate) fn of(op: &dyn Op) -> Option<Activation> {
+    pub(crate) fn from_op(op: &dyn Op) -> Option<Activation> {
         (op as &dyn Any).is::<Swiglu>().then_some(Activation::Swiglu)
     }
 }

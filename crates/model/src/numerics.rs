@@ -180,7 +180,7 @@ impl Numerics {
     /// static.
     pub fn static_scale(&self) -> Option<impl Fn(&Origin, CastOperand) -> Option<f32>> {
         let scales = self.fp8.static_scales.as_deref()?;
-        Some(|layer: &Origin, operand| scales.of(&layer.to_string(), operand))
+        Some(|layer: &Origin, operand| scales.get(&layer.to_string(), operand))
     }
 
     /// The format in which the input of an activation, or of the linear layer after attention, is saved for the
@@ -191,7 +191,7 @@ impl Numerics {
         let fp8 = &self.fp8;
         let (width, asked, format) = match reader {
             Reader::Activation => {
-                (columns / Activation::of(op)?.input_columns(), fp8.swiglu_input, DType::E4M3)
+                (columns / Activation::from_op(op)?.input_columns(), fp8.swiglu_input, DType::E4M3)
             }
             Reader::Linear if &*origin.site == O_PROJ => (columns, fp8.attention_output, DType::E5M6),
             Reader::Linear => return None,

@@ -113,7 +113,7 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    pub(crate) fn of(model: &Architecture) -> Self {
+    pub(crate) fn new(model: &Architecture) -> Self {
         Parameters { all: model.parameters().into_iter().map(|p| (p.name.clone(), p)).collect() }
     }
 

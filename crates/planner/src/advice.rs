@@ -84,7 +84,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
             }
             (Some(room), None) => {
                 let Device { target, threads, .. } = *self.device;
-                Some(Fit::of(&candidates[given].planned, target, threads, room)?)
+                Some(Fit::from_planned(&candidates[given].planned, target, threads, room)?)
             }
         };
         let proposal = match best {
@@ -107,7 +107,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
             return Ok(None);
         }
         let changed = of.planned.clone().changed(|config| config.parallel.reduce = ReduceOrder::Fast)?;
-        let fast = Candidate::of(changed, self.device)?;
+        let fast = Candidate::choose(changed, self.device)?;
         let gains = fast.timeline.seconds() < of.timeline.seconds() * (1.0 - GAIN_OF_FAST);
         Ok(Some(fast).filter(|fast| gains && fast.needed_bytes <= self.available()))
     }
@@ -116,7 +116,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
     /// with the place of the step of `open`.
     fn candidates(&self, open: &Planned) -> Result<(Vec<Candidate>, usize), PlanError> {
         let mut all = match open.member.world_size {
-            1 => vec![Candidate::of(open.clone(), self.device)?],
+            1 => vec![Candidate::choose(open.clone(), self.device)?],
             _ => modes(&open.resolved, open.member, self.device)?,
         };
         let mode = |of: &Planned| (of.spec.parallel.shard, of.spec.parallel.replicas);
@@ -154,7 +154,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
                 config.parallel = from.planned.resolved.config.parallel.clone();
                 config.train.micro_batch_size = Some(OrAuto::Is(size));
             })?;
-            let larger = Candidate::of(changed, self.device)?;
+            let larger = Candidate::choose(changed, self.device)?;
             if larger.needed_bytes > self.available() || larger.timeline.seconds() > seconds * (1.0 - GAIN) {
                 break;
             }
@@ -178,7 +178,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
             Verdict::WouldFit(alternatives) => {
                 let [first, others @ ..] = &alternatives[..] else { return Ok(None) };
                 let open = (self.replan)(all[given].planned.member.world_size, &first.settings)?;
-                all.push(self.on(Candidate::of(open, self.device)?)?);
+                all.push(self.on(Candidate::choose(open, self.device)?)?);
                 let (settings, others) = (first.settings.clone(), others.to_vec());
                 Ok(Some(Proposal { settings, gpus: None, others, candidate: all.len() - 1 }))
             }

@@ -54,7 +54,7 @@ impl Layout {
     }
 
     /// The layout of a step's model.
-    pub fn of(spec: &TrainingSpec) -> Result<Layout, ProgramError> {
+    pub fn from_spec(spec: &TrainingSpec) -> Result<Layout, ProgramError> {
         Layout::new(&spec.model, &spec.numerics(), spec.parallel)
     }
 

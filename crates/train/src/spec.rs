@@ -37,12 +37,12 @@ pub fn plan_for(parsed: &Parsed, target: Target, member: Member) -> Result<Plann
         Tokenizer::bytes().with_begin_of_document(config.data.begin_of_document)?;
     }
     let vocabulary = match (&config.model, &shards, tokenizer) {
-        (_, _, TokenizerChoice::Bytes) => VocabularySize::of(&Tokenizer::bytes()),
+        (_, _, TokenizerChoice::Bytes) => VocabularySize::from_tokenizer(&Tokenizer::bytes()),
         // A plan reads no file that it does not need.
         (m, ..) if m.vocab_size.is_some() || m.init_from.is_some() => VocabularySize::default(),
         (_, _, TokenizerChoice::Path(path)) => {
             let end = config.data.end_of_document.as_deref();
-            VocabularySize::of(&load_tokenizer(&locate(config, &path), end, OWN_TOKENIZERS)?)
+            VocabularySize::from_tokenizer(&load_tokenizer(&locate(config, &path), end, OWN_TOKENIZERS)?)
         }
         (_, Some(dataset), _) => VocabularySize { size: Some(dataset.vocab_size()), bound: None },
         (_, None, TokenizerChoice::Chars) => characters(config)?,
@@ -78,7 +78,7 @@ struct VocabularySize {
 }
 
 impl VocabularySize {
-    fn of(tokenizer: &Tokenizer) -> Self {
+    fn from_tokenizer(tokenizer: &Tokenizer) -> Self {
         VocabularySize { size: Some(tokenizer.vocab_size()), bound: None }
     }
 }
@@ -99,7 +99,7 @@ fn characters(config: &Config) -> Result<VocabularySize, RunError> {
         }
     }
     let tokenizer = learn(&texts, xtrain_data::VocabularyKind::Chars, &mut |_| ControlFlow::Continue(()))?;
-    Ok(VocabularySize::of(&tokenizer))
+    Ok(VocabularySize::from_tokenizer(&tokenizer))
 }
 
 /// Code points that are characters: all but the surrogates.

@@ -37,7 +37,7 @@ pub struct SavedState {
 
 impl SavedState {
     /// The state of `learner`.
-    pub fn of(learner: &mut Learner) -> SavedState {
+    pub fn from_learner(learner: &mut Learner) -> SavedState {
         let entries = learner.saved_state();
         let layout = learner.layout();
         let values = entries.into_iter().map(|entry| value(layout, entry)).collect();

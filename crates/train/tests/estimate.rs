@@ -194,7 +194,7 @@ const MIXTURE: [&str; 5] = [
 
 /// Bytes and seconds of a step.
 fn step(spec: &TrainingSpec, batch_size: usize, device: &Device) -> (u64, f64) {
-    let fit = Fit::new(spec, device.target, device.threads, batch_size, Room::of(u64::MAX)).expect("a plan");
+    let fit = Fit::new(spec, device.target, device.threads, batch_size, Room::new(u64::MAX)).expect("a plan");
     let program = programs::training(spec).expect("a program");
     (fit.needed_bytes, step_seconds(&program, &device.choice_rates, batch_size / spec.batch.sequences))
 }

@@ -43,7 +43,7 @@ impl Place {
     /// # Errors
     /// Variables of a launcher are incomplete, or do not fit the options; a command that several processes
     /// cannot share.
-    pub(crate) fn of(command: &Command, variables: Variables) -> Result<Place, Failure> {
+    pub(crate) fn detect(command: &Command, variables: Variables) -> Result<Place, Failure> {
         let is_ours = Launch::is_parent(&variables);
         let detected = Environment::detect(&variables);
         let Some(processes) = command.processes() else {

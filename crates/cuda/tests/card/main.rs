@@ -51,7 +51,7 @@ struct TestDevice {
 
 impl TestDevice {
     fn new() -> Result<TestDevice, CudaError> {
-        let device = Device::at(0)?;
+        let device = Device::get(0)?;
         let context = Context::new(device)?;
         let arch = device.info()?.arch;
         let cubin = Compiler::open()?.compile("test.cu", KERNELS, arch, &[])?.cubin;

@@ -37,7 +37,7 @@ pub(super) struct CardSplits {
 impl CardSplits {
     /// The splits of `files`, which are below `base`. If `is_folder`, all files below `base` are meant, so
     /// that a README.md there must have a default configuration; otherwise all configurations count.
-    pub(super) fn of(base: &Path, files: &[PathBuf], is_folder: bool) -> CardSplits {
+    pub(super) fn read(base: &Path, files: &[PathBuf], is_folder: bool) -> CardSplits {
         let mut found = CardSplits::default();
         let Ok(root) = or_current(base).canonicalize() else { return found };
         let mut cards = Cards::default();

@@ -158,7 +158,8 @@ impl Listing {
                 paths.retain(|path| !left.contains(path));
             }
             _ if splits.len() > 1 => {
-                let of = |split: &Split| format!("{}: {}", split.name(), group.show(&split_files.of(*split)));
+                let of =
+                    |split: &Split| format!("{}: {}", split.name(), group.show(&split_files.select(*split)));
                 self.several_splits = Some(splits.iter().map(of).collect::<Vec<_>>().join("; "));
             }
             _ => {}
@@ -203,7 +204,7 @@ impl Group {
         let common = |base: &&Path| parents.iter().all(|parent| parent.starts_with(base));
         let base = parents.first().and_then(|first| first.ancestors().find(common)).unwrap_or(Path::new(""));
         let (name, base) = ("the named files".into(), base.to_path_buf());
-        let cards = CardSplits::of(&base, &files, false);
+        let cards = CardSplits::read(&base, &files, false);
         Group { name, base, files, skipped: Vec::new(), named: Vec::new(), folder_of: None, cards }
     }
 
@@ -223,7 +224,7 @@ impl Group {
             });
         }
         let (name, folder_of) = (name.to_path_buf(), split::of_folder(&base));
-        let cards = CardSplits::of(&base, &files, named.is_none());
+        let cards = CardSplits::read(&base, &files, named.is_none());
         Ok(Group { name, base, files, skipped, named: named.unwrap_or_default(), folder_of, cards })
     }
 
@@ -259,7 +260,7 @@ impl Group {
     fn lacks(&self, split: Split) -> DataError {
         let files = self.split_files();
         let others = files.splits().into_iter().filter(|other| *other != split);
-        let others: Vec<(Split, Vec<PathBuf>)> = others.map(|other| (other, files.of(other))).collect();
+        let others: Vec<(Split, Vec<PathBuf>)> = others.map(|other| (other, files.select(other))).collect();
         let shown =
             |(other, paths): &(Split, Vec<PathBuf>)| format!("{} ({})", other.name(), self.show(paths));
         let shown: Vec<String> = others.iter().map(shown).collect();
@@ -336,7 +337,7 @@ fn list_folder(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
 fn refuse_repeated(paths: &[PathBuf]) -> Result<()> {
     let (mut seen, mut folders) = (HashSet::new(), RealFolders::default());
     let mut real_path = |path: &PathBuf| match path.file_name() {
-        Some(name) if !path.is_symlink() => folders.of(path).join(name),
+        Some(name) if !path.is_symlink() => folders.resolve(path).join(name),
         _ => path.canonicalize().unwrap_or_else(|_| path.clone()),
     };
     match paths.iter().find(|path| !seen.insert(real_path(path))) {
@@ -377,7 +378,7 @@ fn first_pair(paths: &[PathBuf], key: impl Fn(&Path) -> String) -> Option<(&Path
     let (mut seen, mut folders) = (HashMap::new(), RealFolders::default());
     paths
         .iter()
-        .find_map(|path| seen.insert((folders.of(path), key(path)), path).map(|before| (before, path)))
+        .find_map(|path| seen.insert((folders.resolve(path), key(path)), path).map(|before| (before, path)))
 }
 
 /// Real paths of folders. Each is resolved once, which takes a system call for each component of the path.
@@ -386,7 +387,7 @@ struct RealFolders(HashMap<PathBuf, PathBuf>);
 
 impl RealFolders {
     /// The folder of a file; as it is written if it cannot be resolved.
-    fn of(&mut self, file: &Path) -> PathBuf {
+    fn resolve(&mut self, file: &Path) -> PathBuf {
         let folder = glob::or_current(file.parent().unwrap_or(Path::new("")));
         match self.0.get(folder) {
             Some(real) => real.clone(),

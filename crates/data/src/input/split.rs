@@ -141,7 +141,7 @@ impl<'f> SplitFiles<'f> {
     }
 
     /// The files of a split.
-    pub(super) fn of(&self, split: Split) -> Vec<PathBuf> {
+    pub(super) fn select(&self, split: Split) -> Vec<PathBuf> {
         let files = self.files.iter().filter(|file| file.places[split as usize].is_some());
         files.map(|file| file.path.clone()).collect()
     }

@@ -120,7 +120,7 @@ pub(super) fn from_parts(
     shape::check_expressions(&parsed).map_err(broken)?;
     shape::check_charsmaps(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
     // Building normalizes the names of added tokens.
-    NormalizedSize::of(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
+    NormalizedSize::from_normalizer(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
     let side = |name: &str| match side_files.get(name) {
         None => Ok(Map::new()),
         Some(bytes) => match serde_json::from_slice(bytes) {
@@ -184,8 +184,8 @@ pub(super) fn from_parts(
     }
     // Some classes of transformers replace the normalizer.
     let normalized_size =
-        NormalizedSize::of(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
-    let in_text = AddedInText::of(&hf).map_err(broken)?;
+        NormalizedSize::from_normalizer(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
+    let in_text = AddedInText::from_tokenizer(&hf).map_err(broken)?;
     let (encoder, cut) = choose_encoder(&parsed, &in_text);
     Ok(Tokenizer {
         location: location.to_owned(),

@@ -433,7 +433,7 @@ impl Tokenizer {
     }
 
     fn long_text(&self) -> Option<&LongText> {
-        self.long_text.get_or_init(|| LongText::of(&self.hf)).as_ref()
+        self.long_text.get_or_init(|| LongText::from_tokenizer(&self.hf)).as_ref()
     }
 
     /// The tokenizer that takes special tokens as plain text.

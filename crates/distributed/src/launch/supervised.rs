@@ -203,7 +203,7 @@ fn attend(mut process: Child, mut run: UnixStream, output: PipeReader, log: File
     let group = Pid::from_child(&process);
     let (to, events) = mpsc::channel();
     let (to_end, to_over) = (to.clone(), to);
-    let copies = thread::Builder::new().spawn(move || BoundedLog::of(log).copy(output))?;
+    let copies = thread::Builder::new().spawn(move || BoundedLog::new(log).copy(output))?;
     run.write_all(&[0; 4])?;
     thread::Builder::new().spawn(move || to_end.send(Event::Ended(process.wait())))?;
     thread::Builder::new().spawn(move || {

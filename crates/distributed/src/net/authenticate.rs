@@ -48,7 +48,7 @@ impl Caller {
     }
 
     /// The caller, if the bytes are a greeting of this version.
-    fn of(greeting: &[u8]) -> Option<Self> {
+    fn parse(greeting: &[u8]) -> Option<Self> {
         let rest = greeting.strip_prefix(&MAGIC)?;
         let (purpose, rest) = rest.split_first_chunk()?;
         let (rank, _) = rest.split_first_chunk()?;
@@ -146,7 +146,7 @@ impl Arrival {
             if self.filled == GREETING + ANSWER {
                 let is_right = code(key, CLIENT, greeting, &self.nonce).verify_slice(answer).is_ok();
                 let ours = code(key, SERVER, greeting, &self.nonce).finalize().into_bytes();
-                let caller = Caller::of(greeting).filter(|_| is_right && self.sends(&ours));
+                let caller = Caller::parse(greeting).filter(|_| is_right && self.sends(&ours));
                 return caller.map_or(Progress::Refused, Progress::Is);
             }
         }

@@ -184,7 +184,7 @@ export! {
         algo: In<Algo>, result: Out<HeuristicResult>,
     ) {
         call(|machine| {
-            let algorithm = Algorithm::of(algo.get()?)?;
+            let algorithm = Algorithm::decode(algo.get()?)?;
             gemm(machine, handle, desc, [a, b, c, d])?;
             Ok(result.set(algorithm.into())?)
         })
@@ -194,7 +194,7 @@ export! {
         algo: In<Algo>, attribute: c_int, value: Out<u32>, bytes: usize, written: Out<usize>,
     ) {
         call(|_| {
-            let algorithm = Algorithm::of(algo.get()?)?;
+            let algorithm = Algorithm::decode(algo.get()?)?;
             // CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME
             if attribute != 3 || bytes != size_of::<u32>() {
                 return Err(Refusal::InvalidValue);
@@ -211,7 +211,7 @@ export! {
     ) {
         call(|machine| {
             let (gemm, device) = gemm(machine, handle, desc, [a_layout, b_layout, c_layout, d_layout])?;
-            let algorithm = Algorithm::of(algo.get()?)?;
+            let algorithm = Algorithm::decode(algo.get()?)?;
             let operands = Operands {
                 alpha: alpha.get()?,
                 beta: beta.get()?,

@@ -35,7 +35,7 @@ pub(crate) fn compile(module: &Module, kernel: &Kernel, globals: &Symbols) -> Re
     }
     let local_bytes = lay_out(of(Space::Local), 0, &mut symbols);
 
-    let flow = Flow::of(kernel)?;
+    let flow = Flow::analyse(kernel)?;
     let Allocation { slots, counts } = allocate(kernel, &flow);
     let digits = module.target.trim_start_matches("sm_").trim_end_matches('a');
     let target = digits.parse().map_err(|_| format!("`{}` is not an architecture", module.target))?;

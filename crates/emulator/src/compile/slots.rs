@@ -69,7 +69,7 @@ pub(crate) fn allocate(kernel: &Kernel, flow: &Flow<'_>) -> Allocation {
             is_busy
         });
         let slot = free.pop().unwrap_or_else(|| {
-            let count = counts.of(class);
+            let count = counts.count_mut(class);
             *count += 1;
             Slot(*count as u16 - 1)
         });

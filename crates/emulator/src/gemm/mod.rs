@@ -219,7 +219,7 @@ impl Algorithm {
     }
 
     /// Decodes a `cublasLtMatmulAlgo_t`.
-    pub(crate) fn of(words: [u64; 8]) -> Result<Algorithm, Refusal> {
+    pub(crate) fn decode(words: [u64; 8]) -> Result<Algorithm, Refusal> {
         Algorithm::ALL.into_iter().find(|of| of.words() == words).ok_or(Refusal::InvalidValue)
     }
 

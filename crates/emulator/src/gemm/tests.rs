@@ -312,12 +312,12 @@ fn attributes_have_their_sizes_and_algorithms_their_words() {
     assert_eq!(desc.set(99, &1i32.to_le_bytes()), Err(Refusal::InvalidValue));
     assert_eq!(Desc::new(77, 0).err(), Some(Refusal::NotSupported));
     for algorithm in Algorithm::ALL {
-        assert_eq!(Algorithm::of(algorithm.words()), Ok(algorithm));
+        assert_eq!(Algorithm::decode(algorithm.words()), Ok(algorithm));
         let mut words = algorithm.words();
         words[7] = 1;
-        assert_eq!(Algorithm::of(words), Err(Refusal::InvalidValue));
+        assert_eq!(Algorithm::decode(words), Err(Refusal::InvalidValue));
     }
-    assert_eq!(Algorithm::of([0; 8]), Err(Refusal::InvalidValue));
+    assert_eq!(Algorithm::decode([0; 8]), Err(Refusal::InvalidValue));
 }
 
 #[test]

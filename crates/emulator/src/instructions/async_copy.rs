@@ -21,7 +21,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 [source_bytes] => d.source(source_bytes)?,
                 _ => Source::Constant(bytes),
             };
-            let (target, source) = (Address::of(d, target)?, Address::of(d, source)?);
+            let (target, source) = (Address::decode(d, target)?, Address::decode(d, source)?);
             lanes(Box::new(move |cx| start(cx, &target, &source, bytes, source_bytes)))
         }
         (&["async", "commit_group"], []) => lanes(Box::new(|cx| {

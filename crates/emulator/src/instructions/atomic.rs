@@ -19,7 +19,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     let operation = *parts.iter().find(is_operation).ok_or("no operation")?;
     let mut modifiers: Vec<&str> = parts.iter().copied().filter(|part| *part != operation).collect();
     modifiers.push(ty);
-    let access = Access::of(instruction, &modifiers)?;
+    let access = Access::decode(instruction, &modifiers)?;
     let update: Update = match (operation, ty) {
         ("add", "u32" | "s32") => |old, x| u64::from((old as u32).wrapping_add(x as u32)),
         ("add", "u64" | "s64") => |old, x| old.wrapping_add(x),
@@ -56,7 +56,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         (_, [address, value]) if operation != "cas" => (address, value, None),
         _ => return unknown(instruction),
     };
-    let address = Address::of(d, address)?;
+    let address = Address::decode(d, address)?;
     let mut kind = access.kind.with(Kind::UPDATE);
     kind.scope.get_or_insert(Scope::Gpu);
     let values = d.elements(first).iter().map(|value| d.any(value)).collect::<Decoded<Vec<AnySource>>>()?;

@@ -28,7 +28,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         parts.remove(n);
         operands = others;
     }
-    let source = |operand: &Operand| Address::of(d, operand);
+    let source = |operand: &Operand| Address::decode(d, operand);
     let barrier = |operand| Ok::<_, String>(Barrier { space: Space::Cluster, address: source(operand)? });
     let location = instruction.location;
     match (&parts[..], operands) {
@@ -37,7 +37,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             [to, from, bytes, at, mask @ ..],
         ) if is_cast(cast, mask) => {
             let (from, bytes) = (source(from)?, d.source::<u32>(bytes)?);
-            let load = Load::of(d, to, barrier(at)?, mask, BULK, location)?;
+            let load = Load::decode(d, to, barrier(at)?, mask, BULK, location)?;
             lanes(Box::new(move |cx| {
                 let (from, bytes) = (from.read(cx)?, cx.value(bytes)?);
                 load.issue(cx, |cx, lane, shared| {
@@ -49,8 +49,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             ["async", "bulk", "tensor", dimensions, "shared::cluster", "global", COMPLETES, cast @ ..],
             [to, Operand::Box(map, coordinates), at, mask @ ..],
         ) if is_cast(cast, mask) => {
-            let tensor = Tensor::of(d, dimensions, map, coordinates)?;
-            let load = Load::of(d, to, barrier(at)?, mask, TENSOR, location)?;
+            let tensor = Tensor::decode(d, dimensions, map, coordinates)?;
+            let load = Load::decode(d, to, barrier(at)?, mask, TENSOR, location)?;
             lanes(Box::new(move |cx| {
                 load.issue(cx, |cx, lane, shared| {
                     let (map, at) = tensor.read(cx, lane)?;
@@ -108,7 +108,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             ["async", "bulk", "prefetch", "tensor", dimensions, "L2", "global"],
             [Operand::Box(map, coordinates)],
         ) => {
-            let tensor = Tensor::of(d, dimensions, map, coordinates)?;
+            let tensor = Tensor::decode(d, dimensions, map, coordinates)?;
             lanes(Box::new(move |cx| {
                 lanes_of(cx.active).try_for_each(|lane| tensor.read(cx, lane).map(|_| ()))
             }))
@@ -142,7 +142,7 @@ struct Load {
 }
 
 impl Load {
-    fn of(
+    fn decode(
         d: &Decoder<'_>,
         to: &Operand,
         at: Barrier,
@@ -150,7 +150,7 @@ impl Load {
         align: u64,
         location: u32,
     ) -> Decoded<Load> {
-        let to = Barrier { space: Space::Cluster, address: Address::of(d, to)? };
+        let to = Barrier { space: Space::Cluster, address: Address::decode(d, to)? };
         let mask = mask.first().map(|mask| d.source(mask)).transpose()?;
         Ok(Load { to, at, mask, align, location })
     }
@@ -167,7 +167,7 @@ impl Load {
         let own = cx.position.rank;
         for lane in lanes_of(cx.active) {
             let fault = |problem: String| Fault::new(lane as u32, FaultKind::Synchronisation, problem);
-            let target = SharedPlace::of(targets[lane], own);
+            let target = SharedPlace::locate(targets[lane], own);
             let (pieces, bits) = pieces(cx, lane, target.offset)?;
             let bytes = pieces.iter().map(|piece| piece.bytes).sum();
             check_global(cx, lane, &pieces, "copies from")?;
@@ -256,7 +256,7 @@ fn store(
     reduction: Reduction,
     location: u32,
 ) -> Decoded {
-    let (from, to, bytes) = (Address::of(d, from)?, Address::of(d, to)?, d.source::<u32>(bytes)?);
+    let (from, to, bytes) = (Address::decode(d, from)?, Address::decode(d, to)?, d.source::<u32>(bytes)?);
     lanes(Box::new(move |cx| {
         let (from, to, bytes) = (from.read(cx)?, to.read(cx)?, cx.value(bytes)?);
         for lane in lanes_of(cx.active) {
@@ -277,7 +277,7 @@ fn store_box(
     reduction: Reduction,
     location: u32,
 ) -> Decoded {
-    let (tensor, from) = (Tensor::of(d, dimensions, map, coordinates)?, Address::of(d, from)?);
+    let (tensor, from) = (Tensor::decode(d, dimensions, map, coordinates)?, Address::decode(d, from)?);
     lanes(Box::new(move |cx| {
         let from = from.read(cx)?;
         for lane in lanes_of(cx.active) {
@@ -346,7 +346,7 @@ struct Tensor {
 }
 
 impl Tensor {
-    fn of(d: &Decoder<'_>, dimensions: &str, map: &Operand, coordinates: &[Operand]) -> Decoded<Tensor> {
+    fn decode(d: &Decoder<'_>, dimensions: &str, map: &Operand, coordinates: &[Operand]) -> Decoded<Tensor> {
         if dimensions != format!("{}d", coordinates.len()) {
             return Err(format!("a `{dimensions}` copy with {} coordinates", coordinates.len()));
         }

@@ -31,7 +31,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                     if found != Space::Cluster {
                         return cx.fault(FaultKind::Address, "maps an address outside of shared memory");
                     }
-                    let SharedPlace { offset, .. } = SharedPlace::of(address, 0);
+                    let SharedPlace { offset, .. } = SharedPlace::locate(address, 0);
                     let begin = if space == Space::Generic { window(Space::Shared) } else { 0 };
                     result[lane] = begin + SharedPlace { rank: ranks[lane], offset }.address();
                 }

@@ -28,7 +28,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             if targets.len() != count || !matches!(count, 1 | 2 | 4) {
                 return unknown(instruction);
             }
-            whole_warp(instruction, load(targets, Address::of(d, address)?, transposed))
+            whole_warp(instruction, load(targets, Address::decode(d, address)?, transposed))
         }
         (
             "stmatrix",
@@ -39,7 +39,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             if !matches!((count, values.len()), ("x1", 1) | ("x2", 2) | ("x4", 4)) {
                 return unknown(instruction);
             }
-            whole_warp(instruction, store(values, Address::of(d, address)?, !layout.is_empty()))
+            whole_warp(instruction, store(values, Address::decode(d, address)?, !layout.is_empty()))
         }
         (
             "mma",

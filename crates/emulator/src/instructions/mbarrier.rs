@@ -29,7 +29,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     }
     // What an arrival releases: to all threads of the cluster, if it names no scope.
     let releases = (!is_relaxed).then_some(scope);
-    let at = |operand| Ok::<_, String>(Barrier { space, address: Address::of(d, operand)? });
+    let at = |operand| Ok::<_, String>(Barrier { space, address: Address::decode(d, operand)? });
     let one = Operand::Integer(1);
     match (kind, &flags[..], &instruction.operands[..]) {
         ("init", [], [address, arrivals]) => {
@@ -109,7 +109,7 @@ impl Barrier {
                 ));
             }
             cx.reach(lane, self.space, addresses[lane], 8, "uses an mbarrier in")?;
-            places[lane] = SharedPlace::of(offset, cx.position.rank);
+            places[lane] = SharedPlace::locate(offset, cx.position.rank);
         }
         Ok(places)
     }

@@ -48,7 +48,7 @@ enum Base {
 }
 
 impl Address {
-    pub(super) fn of(d: &Decoder<'_>, operand: &Operand) -> Decoded<Address> {
+    pub(super) fn decode(d: &Decoder<'_>, operand: &Operand) -> Decoded<Address> {
         let Operand::Address(base, offset) = operand else {
             return Err(format!("{operand:?} is not an address"));
         };
@@ -99,7 +99,7 @@ impl Context<'_> {
         let (space, offset) = located(space, address);
         let found = match space {
             Space::Shared => self.own_shared().bytes(offset, bytes),
-            Space::Cluster => self.shared_bytes(SharedPlace::of(offset, self.position.rank), bytes),
+            Space::Cluster => self.shared_bytes(SharedPlace::locate(offset, self.position.rank), bytes),
             Space::Local => self.local_bytes(lane, offset, bytes),
             Space::Param => self.launch.parameters.bytes(offset, bytes),
             _ => self.launch.memory.bytes(offset, bytes),
@@ -136,7 +136,7 @@ impl Context<'_> {
 
     #[cold]
     fn describe_shared(&self, address: u64, bytes: u64) -> String {
-        let SharedPlace { rank, offset } = SharedPlace::of(address, self.position.rank);
+        let SharedPlace { rank, offset } = SharedPlace::locate(address, self.position.rank);
         match self.cluster.blocks.get(rank as usize) {
             None => format!("block {rank} of a cluster of {}", self.cluster.blocks.len()),
             Some(block) if block.has_exited => format!("block {rank} of its cluster, which has exited"),
@@ -158,7 +158,7 @@ impl Context<'_> {
                 global |= 1 << lane;
                 continue;
             }
-            let at = SharedPlace::of(offset, self.position.rank);
+            let at = SharedPlace::locate(offset, self.position.rank);
             if let Some(location) = self.cluster.writer(at, bytes) {
                 let place = self.launch.code.describe(location);
                 let problem = format!(
@@ -180,7 +180,7 @@ impl Context<'_> {
         if !matches!(space, Space::Shared | Space::Cluster) {
             return Ok(());
         }
-        let at = SharedPlace::of(offset, self.position.rank);
+        let at = SharedPlace::locate(offset, self.position.rank);
         let work = match (self.cluster.reader(at, bytes), self.cluster.writer(at, bytes)) {
             (Some(location), _) => ("reads", location),
             (None, Some(location)) => ("writes", location),
@@ -314,7 +314,7 @@ pub(super) struct Access {
 }
 
 impl Access {
-    pub(super) fn of(instruction: &Instruction, parts: &[&str]) -> Decoded<Access> {
+    pub(super) fn decode(instruction: &Instruction, parts: &[&str]) -> Decoded<Access> {
         let mut access =
             Access { space: Space::Generic, bytes: 0, is_signed: false, count: 1, kind: Kind::READ };
         for part in parts {
@@ -350,11 +350,11 @@ impl Access {
 }
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
-    let access = Access::of(instruction, parts)?;
+    let access = Access::decode(instruction, parts)?;
     let is_load = instruction.parts()[0] == "ld";
     let [first, second] = &instruction.operands[..] else { return unknown(instruction) };
     let (data, address) = if is_load { (first, second) } else { (second, first) };
-    let address = Address::of(d, address)?;
+    let address = Address::decode(d, address)?;
     let elements = d.elements(data);
     if elements.len() != access.count {
         return unknown(instruction);

@@ -34,7 +34,7 @@ impl Context<'_> {
         let rank = self.position.rank;
         self.detect(|races| {
             let place = match space {
-                Space::Shared | Space::Cluster => races.shared(SharedPlace::of(offset, rank)),
+                Space::Shared | Space::Cluster => races.shared(SharedPlace::locate(offset, rank)),
                 Space::Local | Space::Param => return Ok(()),
                 _ => Place(offset),
             };
@@ -48,9 +48,9 @@ impl Context<'_> {
         self.detect(|races| {
             let [read, written] = bytes;
             if read > 0 {
-                races.access_by_lane(lane, (Place(source), read), Kind::of(By::Copy, true, false))?;
+                races.access_by_lane(lane, (Place(source), read), Kind::new(By::Copy, true, false))?;
             }
-            races.access_by_lane(lane, (races.shared(place), written), Kind::of(By::Copy, false, true))
+            races.access_by_lane(lane, (races.shared(place), written), Kind::new(By::Copy, false, true))
         })
     }
 
@@ -72,8 +72,8 @@ impl Context<'_> {
             let view = races.now().lanes[lane].view.clone();
             let (id, time) = (u64::from(races.warp), races.now().groups[lane] + 1);
             let (mut readers, mut writers) = ((COPY_READS | id, time), (COPY_WRITES | id, time));
-            let [read, write] = [Kind::of(By::Bulk, true, false), Kind::of(By::Bulk, false, true)];
-            let update = Kind { scope: Some(Scope::Gpu), ..Kind::of(By::Bulk, true, true) };
+            let [read, write] = [Kind::new(By::Bulk, true, false), Kind::new(By::Bulk, false, true)];
+            let update = Kind { scope: Some(Scope::Gpu), ..Kind::new(By::Bulk, true, true) };
             let access = |races: &mut Races, place: (Place, u64), kind, agent, needs_proxy| {
                 races.access((lane, 1 << lane), &view, place, kind, Some(agent), needs_proxy)
             };
@@ -105,7 +105,7 @@ impl Context<'_> {
             let mut gathered = Gathered::default();
             races.release(u32::MAX, &mut gathered);
             let agent = (WGMMA | u64::from(races.warp), races.now().wgmma + 1);
-            let kind = Kind::of(By::Wgmma, true, false);
+            let kind = Kind::new(By::Wgmma, true, false);
             for &unit in units {
                 let place = races.shared(SharedPlace { rank, offset: u64::from(unit) * UNIT });
                 races.access((0, u32::MAX), &gathered.view, (place, UNIT), kind, Some(agent), true)?;

@@ -28,7 +28,7 @@ pub(crate) struct SharedPlace {
 
 impl SharedPlace {
     /// The place of an address that a block uses. An address without a rank is in the block's own memory.
-    pub(crate) fn of(address: u64, own_rank: u32) -> SharedPlace {
+    pub(crate) fn locate(address: u64, own_rank: u32) -> SharedPlace {
         let (rank, offset) = ((address >> RANK_SHIFT) as u32, address & ((1 << RANK_SHIFT) - 1));
         SharedPlace { rank: rank.checked_sub(1).unwrap_or(own_rank), offset }
     }

@@ -35,13 +35,13 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    pub(crate) const fn of(by: By, reads: bool, writes: bool) -> Kind {
+    pub(crate) const fn new(by: By, reads: bool, writes: bool) -> Kind {
         Kind { by, reads, writes, scope: None, acquires: false, releases: false, is_constant: false }
     }
 
-    pub(crate) const READ: Kind = Kind::of(By::Thread, true, false);
-    pub(crate) const WRITE: Kind = Kind::of(By::Thread, false, true);
-    pub(crate) const UPDATE: Kind = Kind::of(By::Thread, true, true);
+    pub(crate) const READ: Kind = Kind::new(By::Thread, true, false);
+    pub(crate) const WRITE: Kind = Kind::new(By::Thread, false, true);
+    pub(crate) const UPDATE: Kind = Kind::new(By::Thread, true, true);
 
     /// This order and scope, for another kind of access by a thread.
     pub(crate) fn with(self, other: Kind) -> Kind {

@@ -122,8 +122,11 @@ pub fn gemms(
         for instance in program.instances.iter_mut().filter(|i| i.origin.role == Role::Wgrad) {
             instance.outputs.iter_mut().for_each(|output| output.mode = gradient);
         }
-        let works: Vec<(&str, Work)> =
-            program.instances.iter().map(|i| (i.origin.role.name(), Work::of(&program, i))).collect();
+        let works: Vec<(&str, Work)> = program
+            .instances
+            .iter()
+            .map(|i| (i.origin.role.name(), Work::from_instance(&program, i)))
+            .collect();
         let seconds = bench.seconds(program.clone(), &inputs)?;
         for ((role, work), seconds) in works.into_iter().zip(seconds) {
             let rates = Rates::new(seconds, work.flops, work.bytes, bench.ceiling);

@@ -166,7 +166,7 @@ impl StepBench {
         }
         let member = Member::first_of(rank_of.map_or(1, |rank_of| rank_of.ranks));
         let planned = plan_for(&parsed, processor.target(), member)?;
-        let measured = Device::of(&processor, planned.spec.recipe, rayon::current_num_threads());
+        let measured = Device::new(&processor, planned.spec.recipe, rayon::current_num_threads());
         let (planned, choice) = choose::decide(planned, &measured)?;
         if let Some(choice) = choice.filter(|choice| !choice.is_usual()) {
             tracing::info!("chosen: {choice}");

@@ -59,7 +59,7 @@ pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
         let instance = &program.instances[index];
         let (op, origin) = (instance.code.op().name(), &instance.origin);
         let (count, seconds, all) = rows.entry((op, &origin.site, origin.role.name())).or_default();
-        let work = Work::of(program, instance);
+        let work = Work::from_instance(program, instance);
         *count += 1;
         *seconds += median(&times);
         *all = Work { flops: all.flops + work.flops, bytes: all.bytes + work.bytes };

@@ -10,7 +10,7 @@ impl HfConfig {
     pub fn parse(text: &str) -> Result<Self, ModelError> {
         let value: Value = serde_json::from_str(text).map_err(|e| fail(format!("it is not JSON: {e}")))?;
         let Value::Object(source) = value else { return Err(fail("it is not a JSON object")) };
-        let file = Keys::of(&source);
+        let file = Keys::new(&source);
         let family = file.family()?;
         file.refuse_unsupported()?;
         let mut training = family.rules().check_settings(&file)?;

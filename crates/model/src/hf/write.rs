@@ -115,7 +115,7 @@ impl HfConfig {
     /// The end tokens that config.json names. Models often name one there and all in generation_config.json;
     /// that stays so while the one is still an end token.
     fn eos_of_config(&self) -> Value {
-        let named = Keys::of(&self.source).token_ids("eos_token_id").unwrap_or_default();
+        let named = Keys::new(&self.source).token_ids("eos_token_id").unwrap_or_default();
         if !named.is_empty() && named.iter().all(|id| self.eos_token_ids.contains(id)) {
             return self.source["eos_token_id"].clone();
         }
@@ -125,7 +125,7 @@ impl HfConfig {
     /// All end tokens: those that generation_config.json named first, in its order (engines pad with the
     /// first), then the others.
     fn eos_of_generation(&self) -> Value {
-        let named = Keys::of(&self.generation).token_ids("eos_token_id").unwrap_or_default();
+        let named = Keys::new(&self.generation).token_ids("eos_token_id").unwrap_or_default();
         let mut ids: Vec<u32> = named.into_iter().filter(|id| self.eos_token_ids.contains(id)).collect();
         ids.extend(self.eos_token_ids.iter().filter(|id| !ids.contains(id)).copied().collect::<Vec<_>>());
         token_ids(&ids)

@@ -136,16 +136,16 @@ fn cut<'a>(
 impl Update {
     fn apply<T: Real>(&self, block: &mut Block<'_>) {
         let numbers = Numbers {
-            beta1: T::of(self.beta1),
-            rest1: T::of(1.0 - self.beta1),
-            correction1: T::of(self.correction1),
-            beta2: T::of(self.beta2),
-            rest2: T::of(1.0 - self.beta2),
-            correction2: T::of(self.correction2),
-            lr: T::of(self.lr),
-            coefficient: T::of(self.coefficient),
-            eps: T::of(self.eps),
-            decay: T::of(block.rest.weight_decay),
+            beta1: T::from_f64(self.beta1),
+            rest1: T::from_f64(1.0 - self.beta1),
+            correction1: T::from_f64(self.correction1),
+            beta2: T::from_f64(self.beta2),
+            rest2: T::from_f64(1.0 - self.beta2),
+            correction2: T::from_f64(self.correction2),
+            lr: T::from_f64(self.lr),
+            coefficient: T::from_f64(self.coefficient),
+            eps: T::from_f64(self.eps),
+            decay: T::from_f64(block.rest.weight_decay),
         };
         let grad = block.rest.grad.reals::<T>();
         let [rounds_m, rounds_v] = [&block.m, &block.v].map(|moment| moment.ty.dtype == DType::BF16);
@@ -168,7 +168,7 @@ impl Rest<'_> {
     /// Rounds a moment to bf16 by the bits of each element's random word from `bit` on.
     fn round<T: Real>(&self, moment: &mut [T], bit: u32) {
         let round = |(x, word): (&mut T, u32)| {
-            *x = T::of(f64::from(round_bf16_stochastic(x.f64() as f32, word >> bit)));
+            *x = T::from_f64(f64::from(round_bf16_stochastic(x.f64() as f32, word >> bit)));
         };
         // Elements before the first whole block of words.
         let before = (self.first.next_multiple_of(4) - self.first) as usize;

@@ -12,7 +12,7 @@ use xtrain_tensor::{CpuKernel, Pooled, Real, TensorType, View, ViewMut, with_rea
 
 impl CpuKernel for LinearCrossEntropy {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let written = Written::of(self, outputs);
+        let written = Written::split(self, outputs);
         let grads = Grads { dx: None, dw: None };
         with_real!(inputs[0].ty.dtype, T => chunks::<T>(self, inputs, written, grads));
     }
@@ -24,7 +24,7 @@ impl CpuKernel for LinearCrossEntropy {
 
 impl CpuKernel for LinearCrossEntropyGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let mut written = Written::of(&self.loss, outputs);
+        let mut written = Written::split(&self.loss, outputs);
         let mut grads = std::mem::take(&mut written.grads).iter_mut();
         let dx = if self.dx { grads.next() } else { None };
         let grads = Grads { dx, dw: grads.next() };
@@ -47,7 +47,7 @@ pub(super) struct Written<'a, 'm> {
 }
 
 impl<'a, 'm> Written<'a, 'm> {
-    pub(super) fn of(loss: &LinearCrossEntropy, outputs: &'a mut [ViewMut<'m>]) -> Self {
+    pub(super) fn split(loss: &LinearCrossEntropy, outputs: &'a mut [ViewMut<'m>]) -> Self {
         let (scalars, rest) = outputs.split_at_mut(2);
         let (output, rest) = rest.split_at_mut(usize::from(loss.terms));
         let (grads, workspace) = rest.split_at_mut(rest.len() - 1 - usize::from(!loss.terms));
@@ -77,7 +77,7 @@ fn chunks<T: Real>(
     check_targets(targets, v);
     let rows = Rows {
         inv_targets: inv_targets.scalar(),
-        z_loss: T::of(f64::from(loss.z_loss)),
+        z_loss: T::from_f64(f64::from(loss.z_loss)),
         gradients: grads.dx.is_some() || grads.dw.is_some(),
     };
     let w_vd = MatmulOperand::new(*w, v, d);
@@ -138,7 +138,7 @@ impl<T: Real> Rows<T> {
         let terms = terms.reals::<T>();
         for (k, scalar) in scalars.iter_mut().enumerate() {
             let total: f64 = terms.chunks_exact(2).map(|terms| terms[k].f64()).sum();
-            let mean = if any { T::of(self.inv_targets.f64() * total) } else { T::ZERO };
+            let mean = if any { T::from_f64(self.inv_targets.f64() * total) } else { T::ZERO };
             scalar.store(&[mean]);
         }
     }
@@ -180,7 +180,7 @@ impl<T: Real> Rows<T> {
                 let lse = max_logit + log_total;
                 let cross_entropy = log_total - correct;
                 if self.gradients {
-                    let scale = self.inv_targets * (T::ONE + T::of(2.0) * self.z_loss * lse) / total;
+                    let scale = self.inv_targets * (T::ONE + T::from_f64(2.0) * self.z_loss * lse) / total;
                     for l in logits.iter_mut() {
                         *l *= scale;
                     }

@@ -11,7 +11,7 @@ impl CpuKernel for RouterLosses {
         let (t, e) = inputs[0].ty.shape.rows_cols();
         let [objective, balance, z, terms] = outputs else { unreachable!("three outputs and the terms") };
         with_real!(inputs[0].ty.dtype, T => {
-            let batch = Batch::<T>::of(inputs);
+            let batch = Batch::<T>::from_inputs(inputs);
             for_row_blocks(t, [&mut *terms], |rows, [mut terms]| {
                 let logits = inputs[0].rows(rows.clone()).reals::<T>();
                 let mut shares = vec![T::ZERO; e];
@@ -29,7 +29,7 @@ impl CpuKernel for RouterLosses {
             let [of_balance, of_z] = [batch.balance_factor * sum(0), batch.z_factor * sum(1)];
             let both = f64::from(self.balance_weight) * of_balance + f64::from(self.z_weight) * of_z;
             for (output, x) in [(objective, both), (balance, of_balance), (z, of_z)] {
-                output.store::<T>(&[T::of(x)]);
+                output.store::<T>(&[T::from_f64(x)]);
             }
         });
     }
@@ -52,7 +52,7 @@ struct Batch<'a, T> {
 }
 
 impl<'a, T: Real> Batch<'a, T> {
-    fn of(inputs: &[View<'a>]) -> Self {
+    fn from_inputs(inputs: &[View<'a>]) -> Self {
         let (_, top_k) = inputs[1].ty.shape.rows_cols();
         let numbers = |view: View<'_>| -> Vec<f64> {
             with_real!(view.ty.dtype, C => view.reals::<C>().iter().map(|x| x.f64()).collect())
@@ -75,7 +75,7 @@ impl<'a, T: Real> Batch<'a, T> {
     fn token(&self, kind: Score, logits: &[T], shares: &mut [T]) -> T {
         score(kind, logits, shares);
         if kind == Score::Sigmoid {
-            let sum = shares.iter().copied().sum::<T>() + T::of(TINY);
+            let sum = shares.iter().copied().sum::<T>() + T::from_f64(TINY);
             shares.iter_mut().for_each(|share| *share /= sum);
         }
         let most = max(logits);
@@ -94,9 +94,9 @@ impl CpuKernel for RouterLossesGrad {
         let RouterLosses { score, balance_weight, z_weight } = self.0;
         let [dlogits] = outputs else { unreachable!("one output") };
         with_real!(inputs[0].ty.dtype, T => {
-            let batch = Batch::<T>::of(inputs);
-            let of_balance = T::of(f64::from(balance_weight) * batch.balance_factor);
-            let of_z = T::of(2.0 * f64::from(z_weight) * batch.z_factor);
+            let batch = Batch::<T>::from_inputs(inputs);
+            let of_balance = T::from_f64(f64::from(balance_weight) * batch.balance_factor);
+            let of_z = T::from_f64(2.0 * f64::from(z_weight) * batch.z_factor);
             for_row_blocks(t, [dlogits], |rows, [mut dlogits]| {
                 let logits = inputs[0].rows(rows.clone()).reals::<T>();
                 let mut shares = vec![T::ZERO; e];

@@ -77,7 +77,7 @@ const SAME_BANDWIDTH: f64 = 0.15;
 impl Device {
     /// The device of `processor`, for a run on this number of CPU threads, with measured rates if they are
     /// cached.
-    pub fn of(processor: &Processor, recipe: Recipe, threads: usize) -> Device {
+    pub fn new(processor: &Processor, recipe: Recipe, threads: usize) -> Device {
         let device = Device::unmeasured(processor, threads);
         match (processor, measure::cached(processor, recipe, threads)) {
             (Processor::Cpu, Some(measurement)) => device.measured_by(measurement),
@@ -85,7 +85,7 @@ impl Device {
         }
     }
 
-    /// As [`Device::of`], for a run on the threads of this process. A CPU's rates are measured if they are
+    /// As [`Device::new`], for a run on the threads of this process. A CPU's rates are measured if they are
     /// not cached; a GPU's only with `tune`, which also chooses settings by them.
     pub fn measured(processor: &Processor, recipe: Recipe, tune: bool) -> Device {
         let device = Device::unmeasured(processor, rayon::current_num_threads());

@@ -216,7 +216,7 @@ impl TimelinePart {
                     (_, Some(Stage::Backward)) => Place::Backward,
                     (_, Some(Stage::Update) | None) => Place::AfterBackward,
                 };
-                let sites = exposed.entry((place, Payload::of(instance))).or_default();
+                let sites = exposed.entry((place, Payload::from_instance(instance))).or_default();
                 *sites.entry(instance.origin.site.to_string()).or_default() += self.times as f64 * seconds;
             }
             done += communication[done..].iter().take_while(|span| span.end <= begin).count();

@@ -50,7 +50,7 @@ pub const SHARDS: [(Shard, &str); 4] = [
 
 impl Mode {
     /// The figures of a candidate.
-    pub fn of(candidate: &Candidate, device: &Device) -> Mode {
+    pub fn from_candidate(candidate: &Candidate, device: &Device) -> Mode {
         let Candidate { planned, choice, program, needed_bytes, timeline } = candidate;
         let config = &planned.resolved.config;
         let traffic = program.traffic(candidate.micro_steps());
@@ -64,7 +64,7 @@ impl Mode {
             once_bytes: sent(false),
             seconds: timeline.seconds(),
             exposed_seconds: timeline.exposed_seconds(),
-            mfu: Speed::of(planned, timeline, device).mfu,
+            mfu: Speed::estimate(planned, timeline, device).mfu,
             chosen: choice.as_ref().map(Choice::settings),
         }
     }
@@ -105,7 +105,7 @@ fn candidate(
 ) -> Result<Candidate, PlanError> {
     let mut resolved = resolved.clone();
     (resolved.config.parallel.shard, resolved.config.parallel.replicas) = (shard, replicas);
-    Candidate::of(planned_for(resolved, member)?, device)
+    Candidate::choose(planned_for(resolved, member)?, device)
 }
 
 /// The fastest of `modes` that needs at most `available` bytes; of equally fast ones the first.
@@ -143,7 +143,7 @@ mod tests {
         let mut device = Device::model("h100").expect("it is in the table");
         device.network.nic = nic;
         let found = modes(&planned.resolved, member, &device).expect("plans");
-        found.iter().map(|candidate| Mode::of(candidate, &device)).collect()
+        found.iter().map(|candidate| Mode::from_candidate(candidate, &device)).collect()
     }
 
     /// The name of the fastest of `modes` that needs at most `available` bytes.

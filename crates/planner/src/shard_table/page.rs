@@ -136,7 +136,7 @@ fn published() -> String {
             let device =
                 device.clone().connected(|network| network.of_run(&planned.resolved.config.parallel));
             let timeline = Timeline::new(&program, &device, 1);
-            let Speed { tokens_per_second, mfu, .. } = Speed::of(&planned, &timeline, &device);
+            let Speed { tokens_per_second, mfu, .. } = Speed::estimate(&planned, &timeline, &device);
             format!("{}, {:.1}%", grouped(tokens_per_second / ranks as f64), 100.0 * mfu.expect("a peak"))
         };
         let mfu = tokens * flops(file) / device.peak_flops.expect("a peak");

@@ -101,7 +101,7 @@ struct GapCurve {
 }
 
 impl GapCurve {
-    fn of(own: &[SeedCurve], base: &[SeedCurve]) -> Self {
+    fn subtract(own: &[SeedCurve], base: &[SeedCurve]) -> Self {
         let (own, base) = (whole(own), whole(base));
         let all = [&own[..], &base[..]].concat();
         let first = all.iter().filter_map(|part| part.points.first()).map(|p| p.0).fold(0.0, f64::max);
@@ -143,17 +143,17 @@ impl GapCurve {
 
 /// The gap of every group over the runs, the spread of the baseline's seeds around 0, and the tolerances.
 fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
-    let losses = Losses::of(views, &comparison.groups);
+    let losses = Losses::collect(views, &comparison.groups);
     let baseline = &comparison.groups[0];
     let mut bands = Vec::new();
     let mut series = Vec::new();
     let (mut low, mut high) = (0.0f64, 0.0f64);
     let mut smoothed = Vec::new();
     for (color, group) in comparison.groups.iter().enumerate().skip(1) {
-        if !Comparable::of(&comparison.runs, group, baseline).tokenizer {
+        if !Comparable::compare(&comparison.runs, group, baseline).tokenizer {
             continue;
         }
-        let curve = GapCurve::of(&losses.training[color], &losses.training[0]);
+        let curve = GapCurve::subtract(&losses.training[color], &losses.training[0]);
         (low, high) = (low.min(curve.low), high.max(curve.high));
         let name = label(group, views);
         // The spread is drawn once, for the first group that has a curve.

@@ -97,7 +97,7 @@ impl Arena {
             // Kernels are timed before there is data: on zeros, not on leftovers of another process.
             self.scratch.span(backed..self.scratch.bytes()).fill(0, stream)?;
         }
-        let memory = GrowingMemory::of(&self.context, bytes, self.is_shared).map_err(refusal)?;
+        let memory = GrowingMemory::allocate(&self.context, bytes, self.is_shared).map_err(refusal)?;
         if bytes > 0 {
             memory.span(0..bytes).fill(0, stream)?;
         }

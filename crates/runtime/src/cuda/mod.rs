@@ -252,7 +252,7 @@ impl CudaEngine {
         lanes.map_or(Ok(()), |lanes| lanes.begin(&self.streams))?;
         for run in loaded.runs(part, self.communicator.is_recordable()) {
             let instances = &loaded.program.instances[run.clone()];
-            let stream = self.streams.of(instances[0].lane);
+            let stream = self.streams.get(instances[0].lane);
             for index in run.clone() {
                 lanes.map_or(Ok(()), |lanes| lanes.wait(&loaded.program, part, index, stream))?;
             }
@@ -282,7 +282,7 @@ impl CudaEngine {
         let loaded = &self.programs[id.0];
         let instances = &loaded.program.instances[run.clone()];
         let (index, instance) = (run.start, &instances[0]);
-        let (first, stream) = (part.is_first(), self.streams.of(instance.lane));
+        let (first, stream) = (part.is_first(), self.streams.get(instance.lane));
         let _range = (!mode.recording)
             .then(|| nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin)));
         if self.checks.poison {
@@ -327,7 +327,7 @@ impl CudaEngine {
             self.check_padding(loaded, instance)?;
         }
         if self.checks.numerics {
-            let stream = self.streams.of(instance.lane);
+            let stream = self.streams.get(instance.lane);
             check_finite(&loaded.program, instance, |output| {
                 let span = loaded.span(instance.outputs[output].value);
                 Ok(self.arena.memory(span).read(stream)?)
@@ -377,7 +377,7 @@ impl CudaEngine {
     /// Poisons the outputs that an instance must overwrite, the padding after each output, and the workspace.
     fn poison(&self, loaded: &Loaded, index: usize, first: bool) -> Result<(), EngineError> {
         let instance = &loaded.program.instances[index];
-        let stream = self.streams.of(instance.lane);
+        let stream = self.streams.get(instance.lane);
         let fill = |span| self.arena.memory(span).fill(POISON, stream);
         let op = instance.code.op();
         for (k, o) in instance.outputs.iter().enumerate() {
@@ -393,7 +393,7 @@ impl CudaEngine {
 
     /// Fails if an instance has written to the poisoned padding after an output.
     fn check_padding(&self, loaded: &Loaded, instance: &Instance) -> Result<(), EngineError> {
-        let stream = self.streams.of(instance.lane);
+        let stream = self.streams.get(instance.lane);
         for (output, o) in instance.outputs.iter().enumerate() {
             let Some(padding) = loaded.span(o.value).padding() else { continue };
             if self.arena.memory(padding).read(stream)?.iter().any(|byte| *byte != POISON) {

@@ -73,7 +73,7 @@ impl PeerCopies {
         names_in_graphs: bool,
     ) -> Result<Self, DeviceCommError> {
         let bytes = 2 * WORD * host.world_size();
-        let (memory, stream) = (GrowingMemory::of(context, bytes, true)?, Stream::new(context)?);
+        let (memory, stream) = (GrowingMemory::allocate(context, bytes, true)?, Stream::new(context)?);
         memory.span(0..bytes).fill(0, &stream)?;
         stream.synchronize()?;
         let words = Arc::new(Words { memory, stream });

@@ -50,7 +50,7 @@ pub struct Room {
 
 impl Room {
     /// Room of `bytes`, none of which another program holds.
-    pub fn of(bytes: u64) -> Room {
+    pub fn new(bytes: u64) -> Room {
         Room { available_bytes: bytes, alone_bytes: bytes }
     }
 }

@@ -84,8 +84,8 @@ impl Learner {
     /// Loads the training program of `spec` into `engine`. All state is zero until the weights are
     /// initialised or read. `seed` is the seed of dropout.
     pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
-        let (program, layout) = (programs::training(&spec)?, Layout::of(&spec)?);
-        let static_casts = StaticCasts::of(&program);
+        let (program, layout) = (programs::training(&spec)?, Layout::from_spec(&spec)?);
+        let static_casts = StaticCasts::find(&program);
         let refresh = programs::refresh(&program)?;
         let mut weights =
             Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics(), layout)?;

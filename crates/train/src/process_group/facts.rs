@@ -20,7 +20,7 @@ pub(crate) struct Facts(Vec<(String, String)>);
 
 impl Facts {
     /// The facts of a run whose settings are chosen.
-    pub(crate) fn of(
+    pub(crate) fn collect(
         config: &Config,
         spec: &TrainingSpec,
         corpus: &Corpus,

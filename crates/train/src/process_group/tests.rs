@@ -142,7 +142,7 @@ fn folders_that_are_not_one_are_refused() {
     let folders: Vec<_> = (0..2).map(|_| tempfile::tempdir().expect("a folder")).collect();
     let shares = |folder: &(dyn Fn(usize) -> usize + Sync)| {
         on_ranks(2, |process_group| {
-            let folder = RunFolder::at(folders[folder(process_group.member().rank)].path());
+            let folder = RunFolder::new(folders[folder(process_group.member().rank)].path());
             let checked =
                 process_group.check_shared(&folder).map_err(|error| process_group.fail(error).to_string());
             if checked.is_ok() {

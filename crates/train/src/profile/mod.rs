@@ -244,7 +244,7 @@ impl Profiler {
                 TimedWork::Instance(index) => {
                     let labels = labels.entry(timed.program).or_insert_with(|| {
                         let program = learner.weights().engine().program(timed.program);
-                        program.instances.iter().map(|i| OpLabel::of(program, i)).collect()
+                        program.instances.iter().map(|i| OpLabel::new(program, i)).collect()
                     });
                     let together = if labels[index].is_collective() { together(timed, others) } else { 0 };
                     times = &others[together..];
@@ -300,8 +300,9 @@ struct OpLabel {
 }
 
 impl OpLabel {
-    fn of(program: &Program, instance: &Instance) -> Self {
-        let (op, origin, work) = (instance.code.op().name(), &instance.origin, Work::of(program, instance));
+    fn new(program: &Program, instance: &Instance) -> Self {
+        let (op, origin, work) =
+            (instance.code.op().name(), &instance.origin, Work::from_instance(program, instance));
         let mut args = json!({
             "op": op,
             "block": origin.block,
@@ -365,7 +366,7 @@ pub struct Work {
 
 impl Work {
     /// Operations and operands of `instance`.
-    pub fn of(program: &Program, instance: &Instance) -> Self {
+    pub fn from_instance(program: &Program, instance: &Instance) -> Self {
         let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
         let bytes = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
         Work { flops: instance.code.op().cost(&inputs, &outputs).flops(), bytes }

@@ -192,7 +192,7 @@ pub(super) fn measured_device(
 /// The remaining time of the run `planned` after `done` steps.
 pub(super) fn run_time(planned: &Planned, device: &Device, done: u64) -> Result<RunTime, RunError> {
     let program = programs::training(&planned.spec).map_err(LearnError::from)?;
-    Ok(RunTime::of(planned, &program, device, done)?)
+    Ok(RunTime::estimate(planned, &program, device, done)?)
 }
 
 /// Lines that report the choice and the remaining time after `done` steps.
@@ -337,7 +337,7 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
     } = parts;
     let mut position = parts.position;
     let Loaded { mut learner, evaluator, state_copy, hardware, recorded } = loaded;
-    let schedule = Schedule::of(&config, steps);
+    let schedule = Schedule::from_config(&config, steps);
     position.divergence.begin(learner.spec().model.vocab_size);
     let (model, tokenizer) = (&learner.spec().model, &corpus.tokenizer);
     let identity = exchange::Identity::new(hf, model, tokenizer, config.experts.balance_loss)?;

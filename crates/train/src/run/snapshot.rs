@@ -191,7 +191,7 @@ impl CheckpointWriter {
     ) -> Result<Option<WrittenCheckpoint>, RunError> {
         debug_assert!(self.writing.is_none(), "two saves never overlap");
         let begun = Instant::now();
-        let (step, state) = (at.step, SavedState::of(learner));
+        let (step, state) = (at.step, SavedState::from_learner(learner));
         let mut documents = vec![
             (POSITION.to_owned(), serde_json::json!(at)),
             (LOADER.to_owned(), serde_json::json!(loader.state(step * config.train.batch_size as u64))),
@@ -260,7 +260,7 @@ impl CheckpointWriter {
     /// Begins to allocate the memory for copies during the first steps, so that the first save stops training
     /// for no longer than the others.
     pub(super) fn prepare(&mut self, learner: &mut Learner) {
-        let (_, bytes) = places(&SavedState::of(learner).copied());
+        let (_, bytes) = places(&SavedState::from_learner(learner).copied());
         if let Some(mut memory) = self.allocate(bytes) {
             // Without a thread the first copy touches the pages.
             let take = move || {
@@ -277,7 +277,7 @@ impl CheckpointWriter {
         if let Some(Ok(memory)) = self.next_memory.take().map(JoinHandle::join) {
             self.memory = Arc::new(memory);
         }
-        let (_, bytes) = places(&SavedState::of(learner).copied());
+        let (_, bytes) = places(&SavedState::from_learner(learner).copied());
         if self.memory.as_slice().len() < bytes {
             let Some(memory) = self.allocate(bytes) else { return false };
             self.memory = Arc::new(memory);

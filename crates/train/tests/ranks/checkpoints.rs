@@ -58,7 +58,9 @@ fn run_part(world: &World, folder: &Path, steps: Range<usize>, number: u64) -> V
 }
 
 fn load(learner: &mut Learner, checkpoint: &Checkpoint) {
-    SavedState::of(learner).load(checkpoint, Others::Refuse, learner).expect("the state of this model");
+    SavedState::from_learner(learner)
+        .load(checkpoint, Others::Refuse, learner)
+        .expect("the state of this model");
     learner.weights().refresh().expect("weights");
 }
 
@@ -70,7 +72,7 @@ pub(crate) fn save(
 ) -> Result<(), RunError> {
     let documents = [("step".to_string(), serde_json::json!(number))];
     let step = Step { number, documents: &documents };
-    SavedState::of(learner).save(learner, store, channel, &step).map(drop)
+    SavedState::from_learner(learner).save(learner, store, channel, &step).map(drop)
 }
 
 /// The whole tensors of a checkpoint.
@@ -208,7 +210,9 @@ fn the_first_replica_writes_the_rows() {
     // Ranks of the second replica have nothing to copy for a save.
     let copied = |rank| {
         let spec = world.spec(rank);
-        Layout::of(&spec).expect("a layout").copied_bytes(&programs::training(&spec).expect("a program"))
+        Layout::from_spec(&spec)
+            .expect("a layout")
+            .copied_bytes(&programs::training(&spec).expect("a program"))
     };
     assert!(copied(0) > 0 && copied(1) > 0 && [copied(2), copied(3)] == [0, 0]);
 }
@@ -251,7 +255,7 @@ fn an_export_of_a_checkpoint_is_that_of_one_process_and_ranks_import_their_rows_
         let mut learner =
             resized(World { micro_steps: 3, ..world }, 3, Shard::Optimizer).learner(communicator);
         import(learner.weights(), &from).expect("a model");
-        for value in SavedState::of(&mut learner).values {
+        for value in SavedState::from_learner(&mut learner).values {
             let SavedValue { entry, tensor, rows, .. } = value;
             if entry.kind == StateKind::Master {
                 let bytes = tensor.row_bytes();
@@ -288,7 +292,7 @@ fn reading_child() {
         let rank = communicator.rank();
         let mut learner = large_learner(ranks, communicator);
         let checkpoint = CheckpointStore::open(&folder).expect("a folder").latest().expect("steps");
-        let state = SavedState::of(&mut learner);
+        let state = SavedState::from_learner(&mut learner);
         let own: usize = state.values.iter().map(|v| v.rows.len() * v.tensor.row_bytes()).sum();
         let before = bytes_read();
         state.load(&checkpoint.expect("a step"), Others::Refuse, &mut learner).expect("the state");

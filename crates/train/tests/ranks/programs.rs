@@ -341,7 +341,7 @@ fn some_ranks_have_nothing_of_some_matrices() {
         World { ranks: 4, replicas: 2, shard: Shard::Weights, ..World::alone(Recipe::Fp8Block, false, 1) };
     for world in [world, World { replicas: 1, ..world }] {
         let nothing = |rank| {
-            let layout = Layout::of(&world.spec(rank)).expect("a layout");
+            let layout = Layout::from_spec(&world.spec(rank)).expect("a layout");
             let names = world.spec(rank).model.parameters().into_iter().map(|p| p.name);
             let held = |name: &String| layout.held(StateKind::Master, name).expect("a cut").rows;
             names.filter(|name| name.contains("proj.weight") && held(name).is_empty()).count()

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let recipe = planned.spec.recipe;
     let device = match (&args.device_model, &processor, args.memory) {
         (Some(model), ..) => Some(Device::model(model)?),
-        (None, Some(processor), _) => Some(Device::of(processor, recipe, threads).shared_by(ranks)),
+        (None, Some(processor), _) => Some(Device::new(processor, recipe, threads).shared_by(ranks)),
         (None, None, memory) => memory.map(|size| Device::of_memory(size.0)),
     };
     let device = device.map(|device| match args.memory {
@@ -61,10 +61,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         return dump(args, planned, device.as_ref(), processor.as_ref());
     }
     let has = processor.as_ref().and_then(|own| Some((own.room_of_each(ranks)?, own.owner(ranks))));
-    let modelled = || Some((Room::of(device.as_ref()?.usable_bytes?), device.as_ref()?.name.clone()));
+    let modelled = || Some((Room::new(device.as_ref()?.usable_bytes?), device.as_ref()?.name.clone()));
     let room = args
         .memory
-        .map(|size| (Room::of(size.0), "the device (--memory)".to_owned()))
+        .map(|size| (Room::new(size.0), "the device (--memory)".to_owned()))
         .or(has)
         .or_else(modelled);
     let replan = |ranks: usize, settings: &[String]| -> Result<Planned, Failure> {
@@ -173,7 +173,7 @@ fn load(path: &Path, sets: &[Override], ranks: usize) -> Result<Parsed, Failure>
     let planned = plan_for(&first, Target::Cuda, Member::first_of(ranks))?;
     let seq_len = planned.spec.model.context().min(SEQ_LEN);
     let active = planned.spec.model.active_parameter_count() as u64;
-    Ok(parse(Example::of(active, seq_len, ranks), sets)?)
+    Ok(parse(Example::new(active, seq_len, ranks), sets)?)
 }
 
 /// Tokens of a sequence of a model that is planned without a run file, if it was made for as many.
@@ -198,7 +198,7 @@ struct Example {
 
 impl Example {
     /// The run of a model with so many active parameters, with a batch that `ranks` share evenly.
-    fn of(active: u64, seq_len: usize, ranks: usize) -> Example {
+    fn new(active: u64, seq_len: usize, ranks: usize) -> Example {
         let tokens = TOKENS_PER_PARAMETER * active.max(1);
         let sequences = (tokens / STEPS).min(STEP_TOKENS) / seq_len as u64;
         let rounded = 1 << sequences.max(1).ilog2();

@@ -38,14 +38,14 @@ pub(super) fn text(
         out.push('\n');
         let available = advice.fit.as_ref().map(|fit| fit.room.available_bytes);
         let row = |of: &&Candidate| Row {
-            mode: Mode::of(of, device),
+            mode: Mode::from_candidate(of, device),
             is_given: std::ptr::eq(*of, advice.given()),
             is_proposed: advice.proposed().is_some_and(|proposed| std::ptr::eq(*of, proposed)),
         };
         let rows: Vec<Row> = advice.modes().iter().map(row).collect();
         out.push_str(&beside_each_other(&rows, micro_steps, available));
     }
-    let Ok(layout) = Layout::of(spec) else { return out };
+    let Ok(layout) = Layout::from_spec(spec) else { return out };
     let shards = spec.parallel.shards();
     if let Some((name, units)) = layout.fewest_units(&spec.model).filter(|_| layout.cuts_state())
         && let Some(replicas) = evening_replicas(ranks, units)
@@ -306,7 +306,7 @@ mod tests {
         let held: Vec<usize> = (0..3)
             .map(|rank| {
                 let parallel = Parallel { rank, ..spec.parallel };
-                let layout = Layout::of(&TrainingSpec { parallel, ..spec.clone() }).expect("a layout");
+                let layout = Layout::from_spec(&TrainingSpec { parallel, ..spec.clone() }).expect("a layout");
                 let rows = |name: &str| layout.held(StateKind::Master, name).expect("a part").rows.len();
                 let elements =
                     |p: &xtrain_model::ParameterSpec| rows(&p.name) * p.shape[1..].iter().product::<usize>();

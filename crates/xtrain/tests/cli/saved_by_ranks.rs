@@ -41,7 +41,7 @@ fn save_again(run: &Path, ranks: usize) {
                 let engine =
                     CpuEngine::new(Arc::new(cpu_kernels())).with_communicator(Arc::new(communicator));
                 let mut learner = Learner::new(Box::new(engine), spec, 1).expect("a learner");
-                let state = SavedState::of(&mut learner);
+                let state = SavedState::from_learner(&mut learner);
                 let old = open(folder);
                 state.load(&old, Others::Refuse, &mut learner).expect("the state");
                 let store = CheckpointStore::open(again).expect("a folder");

@@ -120,7 +120,7 @@ impl Crossings {
     }
 
     /// The matches at a cut. `None` if the parts of a text may have other matches than the text.
-    pub(super) fn at(&self, context: Context) -> Option<Matches> {
+    pub(super) fn find(&self, context: Context) -> Option<Matches> {
         if self.expression.is_nullable {
             return None;
         }
@@ -198,7 +198,7 @@ impl Crossings {
     /// True if replacing the matches by `content` commutes with the cut, and leaves the characters at it as
     /// they are described by the context.
     pub(super) fn may_be_replaced(&self, content: &str, context: Context) -> bool {
-        if self.at(context).is_none() {
+        if self.find(context).is_none() {
             return false;
         }
         let starts = |edge: &Edge| match (edge.from, edge.to) {

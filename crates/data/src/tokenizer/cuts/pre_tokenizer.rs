@@ -45,7 +45,7 @@ pub(super) struct Steps(Vec<Step>);
 
 impl Steps {
     /// The steps of `pre_tokenizer`, in the form in which the `tokenizers` crate writes it.
-    pub(super) fn of(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Steps {
+    pub(super) fn from_pre_tokenizer(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Steps {
         let mut steps = Vec::new();
         if let Some(pre_tokenizer) = pre_tokenizer {
             collect(&serde_json::to_value(pre_tokenizer).unwrap_or_default(), &mut steps);
@@ -97,7 +97,7 @@ impl Step {
         let is_space = matches!(context, Context::Space { .. });
         match self {
             Step::Expression { crossings, behavior, inverted } => {
-                let Some(matches) = crossings.at(context) else { return Effect::Unsafe };
+                let Some(matches) = crossings.find(context) else { return Effect::Unsafe };
                 let splits = match (behavior.as_str(), inverted) {
                     ("Isolated" | "Removed", _) => matches.end || matches.start,
                     ("MergedWithPrevious", false) => matches.end,
@@ -123,7 +123,7 @@ impl Step {
             }
             // Every piece without a space at its start gets one.
             Step::ByteLevel { prepends: true, .. } if !is_space => Effect::Unsafe,
-            Step::ByteLevel { crossings: Some(crossings), .. } => match crossings.at(context) {
+            Step::ByteLevel { crossings: Some(crossings), .. } => match crossings.find(context) {
                 Some(matches) if matches.end => Effect::Split,
                 _ => Effect::Unsafe,
             },

@@ -41,7 +41,7 @@ export! {
             }
             for n in 0..count as usize {
                 // `CUstreamBatchMemOpParams`: kind, address, value, flags.
-                let [kind, address, value, flags, ..] = operations.at(n).get()?;
+                let [kind, address, value, flags, ..] = operations.offset(n).get()?;
                 let (kind, value) = (kind as u32, value as u32);
                 machine.put(stream, match (kind, flags as u32) {
                     // CU_STREAM_MEM_OP_WAIT_VALUE_32 with CU_STREAM_WAIT_VALUE_GEQ

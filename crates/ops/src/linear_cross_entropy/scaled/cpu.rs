@@ -17,7 +17,7 @@ impl CpuKernel for ScaledLinearCrossEntropy {
         let targets = targets.ints();
         check_targets(targets, v);
 
-        let Written { scalars, terms, grads, logits } = Written::of(&self.grad.loss, outputs);
+        let Written { scalars, terms, grads, logits } = Written::split(&self.grad.loss, outputs);
         let (dx, rest) = grads.split_at_mut(usize::from(self.grad.dx));
         let (dw, amaxes) = rest.split_at_mut(usize::from(self.grad.dw.is_some()));
         let types: Vec<TensorType> = inputs.iter().map(|input| input.ty).collect();

@@ -94,7 +94,7 @@ pub enum HParam {
 
 impl HParam {
     /// The value of a key of a configuration.
-    pub fn of(value: &toml::Value) -> Self {
+    pub fn from_toml(value: &toml::Value) -> Self {
         match value {
             toml::Value::Integer(number) => HParam::Number(*number as f64),
             toml::Value::Float(number) => HParam::Number(*number),

@@ -11,7 +11,7 @@ use super::error::{Origin, Report};
 use super::schema::{Section, sections};
 use super::tree::{Node, Tree, Value};
 use super::unknown;
-use super::value::Place;
+use super::value::KeyPlace;
 
 /// The configuration in `tree`; invalid values keep their defaults and are added to `report`.
 pub(super) fn config(tree: &Tree, report: &mut Report) -> Config {
@@ -78,7 +78,7 @@ fn section(section: &'static Section, entries: &[(String, Node)], report: &mut R
             meant.into_iter().for_each(|key| report.doubt(key));
             continue;
         };
-        let mut place = Place { section: &section.name, key, report };
+        let mut place = KeyPlace { section: &section.name, key, report };
         match place.value(&key.kind, node, name) {
             Some(value) => {
                 json.insert(name.clone(), value);

@@ -67,7 +67,7 @@ pub use memory::{DeviceMemory, DevicePtr, DeviceSpan, PinnedMemory};
 pub use module::{Function, FunctionInfo, Launch, Module};
 pub use nccl::{NcclCall, NcclCommunicator, NcclId};
 pub use preferred::preferred_algorithms;
-pub use progress::Progress;
+pub use progress::StreamProgress;
 pub use sdpa::Sdpa;
 pub use signal::Signal;
 pub use source::{Constants, Defines, HOPPER, HOPPER_FP8, Header, KernelSource, TENSOR_CORES};

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_distributed::{
-    CommError, Communicator, Control, Environment, Launch, SECRET_VARIABLE, Secret, StartOptions,
+    CommError, Communicator, Control, Environment, RankLauncher, SECRET_VARIABLE, Secret, StartOptions,
     TcpCommunicator, Variables, World, die_with_launcher,
 };
 
@@ -31,7 +31,7 @@ fn run() -> Result<i32, CommError> {
         Some(environment) => measure(&environment.world, &variables).map(|()| 0),
         None => {
             let ranks = std::env::args().nth(1).and_then(|ranks| ranks.parse().ok()).unwrap_or(2);
-            Launch::copies(ranks, vec![])?.run()
+            RankLauncher::copies(ranks, vec![])?.run()
         }
     }
 }

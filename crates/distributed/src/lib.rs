@@ -26,7 +26,7 @@ pub use control::{Control, ControlChannel, StartOptions};
 pub use environment::{Environment, Launcher, Variables, nccl_variables};
 pub use error::{Cause, CommError, Fault};
 pub use files::exchange_files;
-pub use launch::{Launch, Supervised, Tie, die_with_launcher, raise_open_files, supervise};
+pub use launch::{RankLauncher, Supervised, Tie, die_with_launcher, raise_open_files, supervise};
 pub use limits::system as system_error;
 pub use net::secret::{SECRET_VARIABLE, Secret, WriteSecret};
 pub use one_of::{OneOf, Pace, PaceTime, Sending};

@@ -4,7 +4,7 @@ use serde::Serialize;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use xtrain_config::{Config, Device};
+use xtrain_config::{Config, DeviceKind};
 use xtrain_cuda::{Arch, Context, CudaError, Device as CudaDevice, Gpu, Installed, KernelCache, Library};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_runtime::Checks;
@@ -142,7 +142,7 @@ pub fn examine() -> Examination {
     let gpus = gpus.into_iter().filter_map(|device| gpu(device).ok()).collect();
     let mut self_tests = Vec::new();
     let begun = Instant::now();
-    let (processor, no_gpu) = match Processor::choose(Device::Cuda) {
+    let (processor, no_gpu) = match Processor::choose(DeviceKind::Cuda) {
         Ok(processor) => (processor, None),
         Err(error) => (Processor::Cpu, Some(error)),
     };

@@ -34,7 +34,7 @@ pub use layer::{
 };
 pub use mixture::{BlockSet, Mixture};
 pub use numerics::{Bf16Reason, DelayedScales, Fp8Overrides, Numerics, SlowerLayer};
-pub use parameters::{Init, ParameterGroup, ParameterSpec, Parts, in_block};
+pub use parameters::{HfParts, Init, ParameterGroup, ParameterSpec, in_block};
 pub use pattern::GemmPattern;
 pub use recipe::Recipe;
 pub use static_scales::{LayerScales, ScalesSource, StaticScales};

@@ -185,8 +185,8 @@ impl Numerics {
 
     /// The format in which the input of an activation, or of the linear layer after attention, is saved for the
     /// backward in a model of this many blocks; `None` saves it unchanged.
-    pub fn saved_input(&self, candidate: save_fp8::Candidate<'_>, layers: usize) -> Option<Quantization> {
-        let save_fp8::Candidate { origin, op, reader, columns } = candidate;
+    pub fn saved_input(&self, candidate: save_fp8::SaveCandidate<'_>, layers: usize) -> Option<Quantization> {
+        let save_fp8::SaveCandidate { origin, op, reader, columns } = candidate;
         let block = origin.block? as usize;
         let fp8 = &self.fp8;
         let (width, asked, format) = match reader {

@@ -20,7 +20,7 @@ pub struct ParameterSpec {
     /// Its initial values.
     pub init: Init,
     /// The tensors of a Hugging Face folder that it consists of.
-    pub parts: Parts,
+    pub parts: HfParts,
     /// Another form in which a folder may hold it.
     pub whole: Option<NameWhole>,
 }
@@ -30,13 +30,13 @@ pub struct ParameterSpec {
 ///
 /// A large mixture has tens of thousands of them, so they are listed on demand.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parts {
+pub struct HfParts {
     /// The tensors of one expert, with [`EXPERT`] where their names have its number; or all of them.
     of_expert: Vec<NamePart>,
     experts: usize,
 }
 
-impl Parts {
+impl HfParts {
     /// The number of tensors.
     pub fn count(&self) -> usize {
         self.of_expert.len() * self.experts
@@ -55,8 +55,8 @@ impl Parts {
         (0..self.experts).flat_map(of_expert).collect()
     }
 
-    fn one(hf_name: impl Into<String>, rows: usize) -> Parts {
-        Parts { of_expert: vec![NamePart { hf_name: hf_name.into(), rows }], experts: 1 }
+    fn one(hf_name: impl Into<String>, rows: usize) -> HfParts {
+        HfParts { of_expert: vec![NamePart { hf_name: hf_name.into(), rows }], experts: 1 }
     }
 }
 
@@ -150,14 +150,14 @@ impl Architecture {
             names::EMBED,
             [self.vocab_size, self.dim],
             Init::Normal(1.0),
-            Parts::one("model.embed_tokens.weight", self.vocab_size),
+            HfParts::one("model.embed_tokens.weight", self.vocab_size),
         );
         for (block, layer) in self.layers.iter().enumerate() {
             list.layer(block, layer);
         }
         list.norm(names::FINAL_NORM, self.dim, "model.norm.weight");
         if !self.tie_embeddings {
-            let parts = Parts::one(names::HEAD, self.vocab_size);
+            let parts = HfParts::one(names::HEAD, self.vocab_size);
             let shape = [self.vocab_size, self.dim];
             list.matrix(ParameterGroup::Head, names::HEAD, shape, Init::Normal(1.0), parts);
         }
@@ -237,7 +237,7 @@ impl List<'_> {
                         shape: vec![experts.count],
                         group: ParameterGroup::RouterBias,
                         init: Init::Zeros,
-                        parts: Parts::one(hf_name, experts.count),
+                        parts: HfParts::one(hf_name, experts.count),
                         whole: None,
                     });
                 }
@@ -257,7 +257,7 @@ impl List<'_> {
                 rows,
             };
             let of_expert = linear.modules().into_iter().map(part).collect();
-            Parts { of_expert, experts: linear.experts.map_or(1, |experts| experts.count) }
+            HfParts { of_expert, experts: linear.experts.map_or(1, |experts| experts.count) }
         };
         // GPT-2's rule (Radford et al. 2019, section 2.3): weights whose output is added to the residual
         // stream start smaller by sqrt(additions).
@@ -286,7 +286,7 @@ impl List<'_> {
         }
     }
 
-    fn matrix(&mut self, group: ParameterGroup, name: &str, shape: [usize; 2], init: Init, parts: Parts) {
+    fn matrix(&mut self, group: ParameterGroup, name: &str, shape: [usize; 2], init: Init, parts: HfParts) {
         let (name, shape, whole) = (name.into(), shape.to_vec(), None);
         self.parameters.push(ParameterSpec { name, shape, group, init, parts, whole });
     }
@@ -297,7 +297,7 @@ impl List<'_> {
             shape: vec![width],
             group: ParameterGroup::Norm,
             init: Init::Ones,
-            parts: Parts::one(theirs, width),
+            parts: HfParts::one(theirs, width),
             whole: None,
         });
     }

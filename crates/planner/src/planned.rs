@@ -1,7 +1,7 @@
 //! A planned run: its configuration, and the specification of its training step.
 
 use crate::error::PlanError;
-use crate::tunable::{Field, Step};
+use crate::tunable::{Field, TunedStep};
 use crate::{hf_names, static_scales};
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
@@ -64,8 +64,8 @@ impl Planned {
     }
 
     /// Its step.
-    pub fn step(&self) -> Step<'_> {
-        Step { spec: &self.spec, batch_size: self.resolved.config.train.batch_size }
+    pub fn step(&self) -> TunedStep<'_> {
+        TunedStep { spec: &self.spec, batch_size: self.resolved.config.train.batch_size }
     }
 
     /// Micro-batches of a rank in a step.

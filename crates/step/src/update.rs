@@ -139,13 +139,13 @@ struct Decisive {
 }
 
 /// A gradient, and the parameter's name.
-type Gradient = (Arc<str>, ValueId);
+type NamedGradient = (Arc<str>, ValueId);
 
 /// The numbers of the step, from the gradients and those of this rank: `losses` are its loss, its objective
 /// and the losses of its `sources`, or those of each of its micro-batches.
 fn decisive(
     t: &mut Tracer,
-    gradients: &[Gradient],
+    gradients: &[NamedGradient],
     losses: &[ValueId],
     sources: usize,
     amax: Option<ValueId>,
@@ -179,11 +179,11 @@ fn decisive(
 /// The squares of the gradients that this rank has, and the order in which those of all ranks are added.
 fn squares(
     t: &mut Tracer,
-    gradients: &[Gradient],
+    gradients: &[NamedGradient],
     values: &[ValueId],
     layout: &Layout,
 ) -> Result<(ValueId, Squares), TraceError> {
-    let elements = |t: &Tracer, (name, gradient): &Gradient| {
+    let elements = |t: &Tracer, (name, gradient): &NamedGradient| {
         layout.unit_rows(name) * t.ty(*gradient).shape[1..].iter().product::<usize>()
     };
     let unit_elements = || gradients.iter().map(|gradient| elements(t, gradient)).collect();
@@ -269,7 +269,7 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
     let amax =
         if delayed.is_empty() { amax } else { Some(amaxes(&mut t, spec, &delayed, &parameters, parallel)?) };
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
-    let gradients: Vec<Gradient> =
+    let gradients: Vec<NamedGradient> =
         parameters.iter().filter_map(|p| Some((p.name.clone(), p.gradient?))).collect();
     let sums_of = SumsOf::loss(&spec.model, &spec.loss);
     let Decisive { norm, objective, amax, sums } = if spec.has_totals() {

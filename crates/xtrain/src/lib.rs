@@ -60,7 +60,7 @@
 /// The items that a program needs to train or run models.
 pub mod prelude {
     pub use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
-    pub use xtrain_config::{Config, Device, Override, Parsed};
+    pub use xtrain_config::{Config, DeviceKind, Override, Parsed};
     pub use xtrain_data::{Dataset, Loader, SpecialTokens, Tokenizer, Validation};
     pub use xtrain_model::{Architecture, Family, Recipe};
     pub use xtrain_program::{Plan, Program, Recompute, Tracer};

@@ -13,7 +13,7 @@ use std::time::Duration;
 use xtrain_checkpoint::{remove_leftovers, replace_private_file};
 use xtrain_config::{ParallelConfig, Parsed};
 use xtrain_distributed::{
-    Environment, Fault, Launch, SECRET_VARIABLE, Secret, StartOptions, Variables, nccl_variables,
+    Environment, Fault, RankLauncher, SECRET_VARIABLE, Secret, StartOptions, Variables, nccl_variables,
 };
 use xtrain_train::process_group::ProcessGroup;
 use xtrain_train::run_file;
@@ -44,7 +44,7 @@ impl Place {
     /// Variables of a launcher are incomplete, or do not fit the options; a command that several processes
     /// cannot share.
     pub(crate) fn detect(command: &Command, variables: Variables) -> Result<Place, Failure> {
-        let is_ours = Launch::is_parent(&variables);
+        let is_ours = RankLauncher::is_parent(&variables);
         let detected = Environment::detect(&variables);
         let Some(processes) = command.processes() else {
             if let Ok(Some(environment)) = &detected {
@@ -191,8 +191,8 @@ fn take_last_word() -> bool {
 /// one. Returns their exit code.
 pub(crate) fn launch(count: usize) -> Result<i32, Failure> {
     let failed = |error: xtrain_distributed::CommError| Failure::user(error.to_string());
-    let launch = Launch::copies(count, std::env::args_os().skip(1).collect()).map_err(failed)?;
-    Launch { grace: LAST_GRACE, ..launch }.run().map_err(failed)
+    let launch = RankLauncher::copies(count, std::env::args_os().skip(1).collect()).map_err(failed)?;
+    RankLauncher { grace: LAST_GRACE, ..launch }.run().map_err(failed)
 }
 
 /// As [`launch`], of the run of `parsed`. What a killed rank was writing is removed.

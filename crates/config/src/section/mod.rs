@@ -57,4 +57,4 @@ pub use optimizer::OptimizerConfig;
 pub use parallel::{ParallelConfig, ReduceDtype, ReduceOrder, Shard, Transport};
 pub use precision::{Gemm, PrecisionConfig, Slower};
 pub use schedule::{DecayShape, ScheduleConfig, ScheduleKind};
-pub use train::{Device, LOSS_CHUNK, Recompute, TrainConfig};
+pub use train::{DeviceKind, LOSS_CHUNK, Recompute, TrainConfig};

@@ -178,7 +178,7 @@ struct Configuration {
 
 /// The header, as far as it is read.
 #[derive(Deserialize)]
-struct Header {
+struct CardHeader {
     configs: Option<Vec<WrittenConfiguration>>,
 }
 
@@ -253,7 +253,7 @@ impl Card {
                     .to_owned(),
             )
         };
-        let header: Header = serde_saphyr::from_str(header).map_err(|error| {
+        let header: CardHeader = serde_saphyr::from_str(header).map_err(|error| {
             let error = error.without_snippet().to_string();
             refused(error.lines().next().unwrap_or_default().to_owned())
         })?;

@@ -400,7 +400,8 @@ impl Tokenizer {
         let config = serde_json::to_vec_pretty(&tokenizer_json::config(Some(tokenizer_json::END_OF_TEXT)))
             .map_err(|e| DataError::Internal(e.to_string()))?;
         let side_files = BTreeMap::from([("tokenizer_config.json".to_owned(), config)]);
-        let source = end_tokens::Source { location: "generated", side_folder: None, end_of_document: None };
+        let source =
+            end_tokens::TokenizerSource { location: "generated", side_folder: None, end_of_document: None };
         load::from_parts(&source, bytes, side_files, end_tokens::ConfigTokens::default(), Map::new())
     }
 

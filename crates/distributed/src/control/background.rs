@@ -2,9 +2,9 @@
 //! end of a run need no one else: the other threads may compute or hang.
 
 use super::StartOptions;
-use super::link::{Event, Link};
+use super::link::{Link, LinkEvent};
 use super::message::{Data, Message};
-use super::shared::{Phase, Shared};
+use super::shared::{ControlPhase, Shared};
 use crate::error::{Cause, Fault};
 use crate::limits;
 use crate::net::authenticate::Caller;
@@ -120,8 +120,8 @@ impl Background {
             }
             for event in self.links[at].advance() {
                 match event {
-                    Event::Message(message) => self.handle(at, message),
-                    Event::Lost(reason) => {
+                    LinkEvent::Message(message) => self.handle(at, message),
+                    LinkEvent::Lost(reason) => {
                         self.lose(at, &reason);
                         lost.push(at);
                     }
@@ -154,7 +154,7 @@ impl Background {
             }
             Message::Started { hosts } if !is_root => {
                 link.host = hosts.first().cloned().unwrap_or_default();
-                self.shared.change(|state| (state.hosts, state.phase) = (hosts, Phase::Runs));
+                self.shared.change(|state| (state.hosts, state.phase) = (hosts, ControlPhase::Runs));
             }
             Message::Data(data) => self.deliver(at, data),
             Message::Abort(fault) => self.shared.change(|state| {
@@ -260,7 +260,7 @@ impl Background {
         self.shared.change(|state| {
             if state.fault.is_none() {
                 state.send(Message::Started { hosts: hosts.clone() }.encode());
-                (state.hosts, state.phase) = (hosts, Phase::Runs);
+                (state.hosts, state.phase) = (hosts, ControlPhase::Runs);
             }
         });
     }
@@ -328,7 +328,7 @@ impl Drop for Background {
         if std::thread::panicking() {
             self.fail("the thread of the control connection panicked");
         }
-        self.shared.change(|state| state.phase = Phase::Ended);
+        self.shared.change(|state| state.phase = ControlPhase::Ended);
     }
 }
 

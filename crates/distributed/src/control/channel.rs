@@ -2,7 +2,7 @@
 //! other.
 
 use super::message::{Call, Data, check_size, encode_data};
-use super::shared::{Phase, Shared};
+use super::shared::{ControlPhase, Shared};
 use crate::channel::Channel;
 use crate::error::CommError;
 use crate::world::World;
@@ -46,7 +46,9 @@ impl ControlChannel {
     fn receive(&self, shared: &Shared, rank: usize, call: Call, number: u64) -> Result<Vec<u8>, CommError> {
         let is_of_this = |data: &Data| data.channel == self.number;
         let mut state = shared.wait(None, |state| {
-            state.fault.is_some() || state.inbox[rank].iter().any(is_of_this) || state.phase == Phase::Ended
+            state.fault.is_some()
+                || state.inbox[rank].iter().any(is_of_this)
+                || state.phase == ControlPhase::Ended
         });
         // What came before the end of the run counts.
         let at = state.inbox[rank].iter().position(is_of_this);

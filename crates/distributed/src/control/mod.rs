@@ -27,7 +27,7 @@ use crate::net::secret::{Key, Secret};
 use crate::world::World;
 pub use channel::ControlChannel;
 use message::Message;
-use shared::{Phase, Shared};
+use shared::{ControlPhase, Shared};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -196,7 +196,10 @@ impl Control {
     /// with another one learns the reason this way.
     pub fn wait_for_fault(&self, limit: Duration) -> Option<Fault> {
         let shared = &self.connection.as_ref()?.shared;
-        shared.wait(Some(limit), |state| state.fault.is_some() || state.phase == Phase::Ended).fault.clone()
+        shared
+            .wait(Some(limit), |state| state.fault.is_some() || state.phase == ControlPhase::Ended)
+            .fault
+            .clone()
     }
 
     /// Calls `end` on a thread of its own as soon as the run ends because of a fault, even while this rank
@@ -208,7 +211,8 @@ impl Control {
         let Some(connection) = &self.connection else { return Ok(()) };
         let shared = connection.shared.clone();
         let watch = move || {
-            let is_over = |state: &shared::State| state.fault.is_some() || state.phase == Phase::Ended;
+            let is_over =
+                |state: &shared::ControlState| state.fault.is_some() || state.phase == ControlPhase::Ended;
             let fault = shared.wait(None, is_over).fault.clone();
             if let Some(fault) = fault {
                 end(fault);
@@ -234,7 +238,10 @@ impl Control {
                     state.send(Message::Abort(own.clone()).encode());
                 }
             });
-            drop(shared.wait(Some(VERDICT), |state| state.fault.is_some() || state.phase == Phase::Ended));
+            drop(
+                shared
+                    .wait(Some(VERDICT), |state| state.fault.is_some() || state.phase == ControlPhase::Ended),
+            );
         }
         shared.change(|state| state.fault.get_or_insert(own).clone())
     }
@@ -253,7 +260,8 @@ impl Control {
                 state.send(Message::Finish.encode());
             }
         });
-        let is_over = |state: &shared::State| state.fault.is_some() || state.phase == Phase::Ended;
+        let is_over =
+            |state: &shared::ControlState| state.fault.is_some() || state.phase == ControlPhase::Ended;
         let fault = connection.shared.wait(None, is_over).fault.clone();
         fault.map_or(Ok(()), |fault| Err(CommError::Aborted(fault)))
     }

@@ -4,7 +4,7 @@ use super::StartOptions;
 use super::background::Background;
 use super::link::Link;
 use super::message::Message;
-use super::shared::{Phase, Shared};
+use super::shared::{ControlPhase, Shared};
 use crate::error::{Cause, CommError, Fault};
 use crate::limits;
 use crate::net::address::{self, host_name};
@@ -100,9 +100,9 @@ fn start_at(
         return Err(CommError::System("the thread of the control connection has ended".to_owned()));
     }
     drop(give);
-    let state = shared.wait(None, |state| state.fault.is_some() || state.phase != Phase::Starts);
+    let state = shared.wait(None, |state| state.fault.is_some() || state.phase != ControlPhase::Starts);
     // A fault after the start is for the calls that follow.
-    let fault = state.fault.clone().filter(|_| state.phase == Phase::Starts);
+    let fault = state.fault.clone().filter(|_| state.phase == ControlPhase::Starts);
     drop(state);
     match fault {
         None => Ok(Started { shared, thread, key, own_address }),

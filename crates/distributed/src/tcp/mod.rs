@@ -10,7 +10,7 @@ use crate::communicator::Communicator;
 use crate::control::Control;
 use crate::error::{Cause, CommError, Fault};
 use crate::world::Groups;
-use exchange::{Collective, Header, Peer, exchange};
+use exchange::{CallHeader, Collective, Peer, exchange};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -71,7 +71,7 @@ impl TcpCommunicator {
             return Err(error.clone());
         }
         let bytes = receives[groups.place(rank)].len() as u64;
-        let header = Header { number: state.number, collective, groups, first: first as u64, bytes };
+        let header = CallHeader { number: state.number, collective, groups, first: first as u64, bytes };
         state.number += 1;
         let timeout = Duration::from_millis(self.timeout.load(Ordering::Relaxed));
         let operands = groups.ranks(rank).zip(sends.iter().copied().zip(receives));

@@ -9,8 +9,8 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 use xtrain_distributed::{
-    Cause, CommError, Communicator, Control, Environment, Launch, SECRET_VARIABLE, Secret, StartOptions,
-    TcpCommunicator, Variables, World, die_with_launcher,
+    Cause, CommError, Communicator, Control, Environment, RankLauncher, SECRET_VARIABLE, Secret,
+    StartOptions, TcpCommunicator, Variables, World, die_with_launcher,
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -60,8 +60,8 @@ fn say(line: &str) {
 
 fn launcher(ranks: usize, role: &[&str]) -> ExitCode {
     let args = [&["role"], role].concat().into_iter().map(Into::into).collect();
-    let launch = Launch::copies(ranks, args).expect("a path");
-    let code = Launch { grace: Duration::from_millis(1500), ..launch }.run().expect("a launch");
+    let launch = RankLauncher::copies(ranks, args).expect("a path");
+    let code = RankLauncher { grace: Duration::from_millis(1500), ..launch }.run().expect("a launch");
     ExitCode::from(code as u8)
 }
 

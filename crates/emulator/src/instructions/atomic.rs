@@ -5,7 +5,7 @@ use super::{AnySource, Decoded, Decoder, lanes, unknown};
 use crate::fault::Outcome;
 use crate::numbers::{canonical, flush};
 use crate::ptx::{Instruction, Space};
-use crate::races::{Kind, Scope};
+use crate::races::{AccessKind, Scope};
 use crate::registers::{LANES, lanes_of, uninitialised};
 
 /// Computes the new value from the old value and the operand.
@@ -57,7 +57,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         _ => return unknown(instruction),
     };
     let address = Address::decode(d, address)?;
-    let mut kind = access.kind.with(Kind::UPDATE);
+    let mut kind = access.kind.with(AccessKind::UPDATE);
     kind.scope.get_or_insert(Scope::Gpu);
     let values = d.elements(first).iter().map(|value| d.any(value)).collect::<Decoded<Vec<AnySource>>>()?;
     if values.len() != access.count || (target.is_some() && access.count > 1) {

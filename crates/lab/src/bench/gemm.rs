@@ -1,6 +1,6 @@
 //! Speed of the GEMMs of linear layers.
 
-use super::op_bench::{OpBench, OpBenchOptions, OpSpeeds, Rates};
+use super::op_bench::{OpBench, OpBenchOptions, OpRates, OpSpeeds};
 use super::operands::{linear_forward, operand, traced};
 use super::step::Routing;
 use serde::Serialize;
@@ -20,7 +20,7 @@ use xtrain_step::programs;
 use xtrain_step::training_spec::TrainingSpec;
 use xtrain_tensor::{DType, TILE, TensorType};
 use xtrain_train::error::RunError;
-use xtrain_train::profile::Work;
+use xtrain_train::profile::OpWork;
 use xtrain_train::spec::plan_on;
 
 /// The GEMMs of a linear layer: m rows, from k to n columns.
@@ -93,7 +93,7 @@ pub struct GemmSpeed {
     pub capacity: usize,
     /// Its rates.
     #[serde(flatten)]
-    pub rates: Rates,
+    pub rates: OpRates,
 }
 
 /// Measures the three GEMMs of each shape, with this mode of wgrad's gradient.
@@ -122,14 +122,14 @@ pub fn gemms(
         for instance in program.instances.iter_mut().filter(|i| i.origin.role == Role::Wgrad) {
             instance.outputs.iter_mut().for_each(|output| output.mode = gradient);
         }
-        let works: Vec<(&str, Work)> = program
+        let works: Vec<(&str, OpWork)> = program
             .instances
             .iter()
-            .map(|i| (i.origin.role.name(), Work::from_instance(&program, i)))
+            .map(|i| (i.origin.role.name(), OpWork::from_instance(&program, i)))
             .collect();
         let seconds = bench.seconds(program.clone(), &inputs)?;
         for ((role, work), seconds) in works.into_iter().zip(seconds) {
-            let rates = Rates::new(seconds, work.flops, work.bytes, bench.ceiling);
+            let rates = OpRates::new(seconds, work.flops, work.bytes, bench.ceiling);
             let adds = role == Role::Wgrad.name() && gradient.accumulates(true);
             let (site, role) = (site.clone(), role.to_owned());
             rows.push(GemmSpeed { site, role, adds, m: *m, n: *n, k: *k, capacity, rates });
@@ -304,7 +304,7 @@ fn scaled(
 mod tests {
     use super::*;
     use std::path::Path;
-    use xtrain_config::{Config, Device};
+    use xtrain_config::{Config, DeviceKind};
 
     #[test]
     fn the_products_of_a_run_file_are_those_of_its_layers_each_once() {
@@ -354,7 +354,8 @@ mod tests {
         for recipe in [Recipe::Fp8Block, Recipe::Fp8Current] {
             assert_eq!(names(128, None, recipe), Some(vec!["scaled_matmul"; 3]));
             assert_eq!(names(128, experts, recipe), Some(vec!["grouped_scaled_matmul"; 3]));
-            let options = OpBenchOptions { device: Device::Cpu, recipe: Some(recipe), repeats: 1, runs: 1 };
+            let options =
+                OpBenchOptions { device: DeviceKind::Cpu, recipe: Some(recipe), repeats: 1, runs: 1 };
             let shape = GemmShape { site: "a".into(), m: 256, n: 128, k: 64, experts };
             for (gradient, adds) in [(WriteMode::Add, true), (WriteMode::Assign, false)] {
                 let speeds = gemms(std::slice::from_ref(&shape), gradient, options).expect("measured");
@@ -368,7 +369,7 @@ mod tests {
 
     #[test]
     fn each_product_of_a_layer_is_measured_against_the_ceiling() {
-        let options = OpBenchOptions { device: Device::Cpu, recipe: None, repeats: 1, runs: 1 };
+        let options = OpBenchOptions { device: DeviceKind::Cpu, recipe: None, repeats: 1, runs: 1 };
         let shape = GemmShape { site: "a".into(), m: 8, n: 16, k: 4, experts: None };
         let speeds = gemms(&[shape], WriteMode::Add, options).expect("measured");
         assert_eq!(speeds.precision, "fp32");
@@ -376,7 +377,7 @@ mod tests {
         let roles: Vec<&str> = speeds.rows.iter().map(|row| row.role.as_str()).collect();
         assert_eq!(roles, ["fprop", "dgrad", "wgrad"]);
         for row in &speeds.rows {
-            let Rates { seconds, tflops, gigabytes_per_second, of_product, of_copy } = row.rates;
+            let OpRates { seconds, tflops, gigabytes_per_second, of_product, of_copy } = row.rates;
             assert!((tflops * seconds * 1e12 / 1024.0 - 1.0).abs() < 1e-9, "{row:?}");
             let bytes = 4.0 * (8 * 4 + 16 * 4 + 8 * 16) as f64;
             assert!((gigabytes_per_second * seconds * 1e9 / bytes - 1.0).abs() < 1e-9, "{row:?}");

@@ -18,7 +18,7 @@ pub(super) const BLOCK: usize = 64 * 1024;
 const PIECE: usize = 2 * 1024;
 
 /// A block of one parameter.
-struct Block<'a> {
+struct ParameterBlock<'a> {
     master: ViewMut<'a>,
     m: ViewMut<'a>,
     v: ViewMut<'a>,
@@ -100,7 +100,7 @@ impl AdamW {
         inputs: &[View<'a>],
         outputs: &'a mut [ViewMut<'_>],
         applied: u32,
-    ) -> Vec<Block<'a>> {
+    ) -> Vec<ParameterBlock<'a>> {
         let mut outputs = outputs.iter_mut();
         let mut next = || outputs.next().expect("an output of each kind for every parameter");
         let mut blocks = Vec::new();
@@ -123,18 +123,18 @@ fn cut<'a>(
     compute: Option<&'a mut ViewMut<'_>>,
     rest: Rest<'a>,
     elements: usize,
-) -> impl Iterator<Item = Block<'a>> {
+) -> impl Iterator<Item = ParameterBlock<'a>> {
     let mut compute = compute.map(|c| c.chunks(elements));
     let states = master.chunks(elements).zip(m.chunks(elements)).zip(v.chunks(elements));
     states.zip(rest.grad.chunks(elements)).enumerate().map(move |(n, (((master, m), v), grad))| {
         let compute = compute.as_mut().and_then(Iterator::next);
         let rest = Rest { grad, first: rest.first + (n * elements) as u64, ..rest };
-        Block { master, m, v, compute, rest }
+        ParameterBlock { master, m, v, compute, rest }
     })
 }
 
 impl Update {
-    fn apply<T: Real>(&self, block: &mut Block<'_>) {
+    fn apply<T: Real>(&self, block: &mut ParameterBlock<'_>) {
         let numbers = Numbers {
             beta1: T::from_f64(self.beta1),
             rest1: T::from_f64(1.0 - self.beta1),
@@ -217,15 +217,15 @@ impl<T: Real> Numbers<T> {
     }
 }
 
-impl Block<'_> {
-    fn pieces(&mut self) -> impl Iterator<Item = Block<'_>> {
+impl ParameterBlock<'_> {
+    fn pieces(&mut self) -> impl Iterator<Item = ParameterBlock<'_>> {
         let states = [&mut self.master, &mut self.m, &mut self.v];
         cut(states, self.compute.as_mut(), self.rest, PIECE)
     }
 
     /// Writes the compute copy from the stored master.
     fn write_compute<T: Real>(&mut self) {
-        let Block { master, compute: Some(compute), .. } = self else { return };
+        let ParameterBlock { master, compute: Some(compute), .. } = self else { return };
         // Read through a view, so that a skipped update does not even quieten a NaN.
         let ty = master.ty;
         let master = View::new(ty, master.bytes());

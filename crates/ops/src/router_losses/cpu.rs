@@ -11,7 +11,7 @@ impl CpuKernel for RouterLosses {
         let (t, e) = inputs[0].ty.shape.rows_cols();
         let [objective, balance, z, terms] = outputs else { unreachable!("three outputs and the terms") };
         with_real!(inputs[0].ty.dtype, T => {
-            let batch = Batch::<T>::from_inputs(inputs);
+            let batch = RouterBatch::<T>::from_inputs(inputs);
             for_row_blocks(t, [&mut *terms], |rows, [mut terms]| {
                 let logits = inputs[0].rows(rows.clone()).reals::<T>();
                 let mut shares = vec![T::ZERO; e];
@@ -41,7 +41,7 @@ impl CpuKernel for RouterLosses {
 }
 
 /// The operands that all tokens share.
-struct Batch<'a, T> {
+struct RouterBatch<'a, T> {
     ids: &'a [i32],
     top_k: usize,
     counts: Vec<T>,
@@ -51,7 +51,7 @@ struct Batch<'a, T> {
     z_factor: f64,
 }
 
-impl<'a, T: Real> Batch<'a, T> {
+impl<'a, T: Real> RouterBatch<'a, T> {
     fn from_inputs(inputs: &[View<'a>]) -> Self {
         let (_, top_k) = inputs[1].ty.shape.rows_cols();
         let numbers = |view: View<'_>| -> Vec<f64> {
@@ -63,8 +63,8 @@ impl<'a, T: Real> Batch<'a, T> {
             true => [inv_targets * counts.len() as f64 / tokens, inv_targets],
             false => [0.0; 2],
         };
-        let counts = counts.into_iter().map(T::of).collect();
-        Batch { ids: inputs[1].ints(), top_k, counts, balance_factor, z_factor }
+        let counts = counts.into_iter().map(T::from_f64).collect();
+        RouterBatch { ids: inputs[1].ints(), top_k, counts, balance_factor, z_factor }
     }
 
     fn is_padding(&self, token: usize) -> bool {
@@ -94,7 +94,7 @@ impl CpuKernel for RouterLossesGrad {
         let RouterLosses { score, balance_weight, z_weight } = self.0;
         let [dlogits] = outputs else { unreachable!("one output") };
         with_real!(inputs[0].ty.dtype, T => {
-            let batch = Batch::<T>::from_inputs(inputs);
+            let batch = RouterBatch::<T>::from_inputs(inputs);
             let of_balance = T::from_f64(f64::from(balance_weight) * batch.balance_factor);
             let of_z = T::from_f64(2.0 * f64::from(z_weight) * batch.z_factor);
             for_row_blocks(t, [dlogits], |rows, [mut dlogits]| {

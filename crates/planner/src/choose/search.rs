@@ -6,7 +6,9 @@
 
 use crate::estimate::{Device, Timeline, step_seconds};
 use crate::memory::{first_that_fits, needed_bytes};
-use crate::tunable::{LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE, RECOMPUTE_BLOCKS, Settings, Step, Tunable};
+use crate::tunable::{
+    LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE, RECOMPUTE_BLOCKS, Settings, Tunable, TunedStep,
+};
 use xtrain_config as config;
 use xtrain_program::{Program, Recompute, Reduce};
 use xtrain_step::engine::Target;
@@ -39,7 +41,7 @@ const SAVED: f64 = 0.05;
 const LARGEST_CHUNK: usize = 1 << 16;
 
 pub(super) struct Search<'a> {
-    step: Step<'a>,
+    step: TunedStep<'a>,
     /// The settings of the run file.
     own: Settings,
     /// With the rates and connections for choosing settings.
@@ -56,7 +58,7 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(step: Step<'a>, device: &Device, open: &'a [&'static Tunable]) -> Self {
+    pub(super) fn new(step: TunedStep<'a>, device: &Device, open: &'a [&'static Tunable]) -> Self {
         Search {
             step,
             own: step.settings(),

@@ -109,7 +109,7 @@ pub(super) fn measured(
     }
     let other = match processor {
         Processor::Cpu => Processor::Cpu,
-        Processor::Cuda(_) => Processor::by_name(xtrain_config::Device::Cuda)?,
+        Processor::Cuda(_) => Processor::by_name(xtrain_config::DeviceKind::Cuda)?,
     };
     let load = Load::begin();
     let factors = measure(other, recipe, rates)?;

@@ -1,6 +1,6 @@
 //! The time that a whole run takes.
 
-use super::{Device, Source, Timeline};
+use super::{Device, RateSource, Timeline};
 use crate::error::PlanError;
 use crate::planned::Planned;
 use std::fmt;
@@ -43,7 +43,7 @@ pub struct RunTime {
     pub speed: Speed,
     /// Seconds of the remaining steps and evaluations, if the run's length is known.
     pub seconds: Option<f64>,
-    source: Source,
+    source: RateSource,
     /// True if the ranks are on several nodes.
     spans_nodes: bool,
 }

@@ -9,7 +9,7 @@ mod text;
 use crate::error::PlanError;
 pub use crate::memory::{needed_bytes, save_bytes};
 use crate::planned::Planned;
-use crate::tunable::{Step, TUNABLE};
+use crate::tunable::{TUNABLE, TunedStep};
 use search::Search;
 pub use text::on_gpus;
 use xtrain_report::metrics::format;
@@ -95,7 +95,7 @@ impl Fit {
         batch_size: usize,
         room: Room,
     ) -> Result<Fit, PlanError> {
-        let step = Step { spec, batch_size };
+        let step = TunedStep { spec, batch_size };
         let mut search = Search { step, target, threads, room, needed_bytes: 0 };
         search.needed_bytes = search.bytes(spec)?;
         let needed_bytes = search.needed_bytes;

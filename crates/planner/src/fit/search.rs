@@ -4,7 +4,7 @@ use super::{Alternative, Instead, MoreGpus, Verdict};
 use crate::error::PlanError;
 use crate::estimate::RANKS_PER_NODE;
 use crate::memory::{first_that_fits, needed_bytes};
-use crate::tunable::{LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE_BLOCKS, Settings, Step};
+use crate::tunable::{LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE_BLOCKS, Settings, TunedStep};
 use xtrain_program::{Parallel, Recompute, Region, Shard};
 use xtrain_step::engine::{Room, Target};
 use xtrain_step::error::LearnError;
@@ -21,7 +21,7 @@ const MOST_GPUS: usize = 1024;
 const MOST_COMBINED: usize = 2;
 
 pub(super) struct Search<'a> {
-    pub(super) step: Step<'a>,
+    pub(super) step: TunedStep<'a>,
     pub(super) target: Target,
     pub(super) threads: usize,
     pub(super) room: Room,

@@ -14,7 +14,7 @@ use crate::fit;
 use crate::planned::Planned;
 use layers::Blocks;
 use serde::Serialize;
-use xtrain_config::{Device, PrecisionConfig, Slower};
+use xtrain_config::{DeviceKind, PrecisionConfig, Slower};
 use xtrain_model::{Numerics, Recipe};
 use xtrain_step::engine::Processor;
 
@@ -41,7 +41,7 @@ pub fn is_slower(layer: &LayerSpeed) -> bool {
 pub fn measure(
     planned: &Planned,
     recipes: &[Recipe],
-    device: Device,
+    device: DeviceKind,
 ) -> Result<Vec<RecipeLayers>, PlanError> {
     let mut all = Vec::new();
     for &recipe in recipes {
@@ -73,7 +73,7 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, PlanEr
             tracing::info!(
                 "timing the linear layers in FP8 and in bf16 on this GPU, once; the result is cached"
             );
-            let other = Processor::by_name(Device::Cuda).map_err(PlanError::from);
+            let other = Processor::by_name(DeviceKind::Cuda).map_err(PlanError::from);
             match other.and_then(|other| blocks.measure(other)) {
                 // Another process may have measured at the same time: all use the first result.
                 Ok(speeds) => {

@@ -84,7 +84,7 @@ fn what_is_asked_for_or_does_not_suit_is_chosen_again() {
 #[test]
 fn values_need_ever_less_and_are_set_as_they_are_read() {
     let planned = resumed(&[], RECORDED[1], 1, &[]);
-    let step = Step { spec: &planned.spec, batch_size: 12 };
+    let step = TunedStep { spec: &planned.spec, batch_size: 12 };
     let own = step.settings();
     let of = |row: &Tunable| -> Vec<Value> {
         (row.values)(&step, own).iter().map(|settings| (row.value)(settings)).collect()
@@ -99,7 +99,9 @@ fn values_need_ever_less_and_are_set_as_they_are_read() {
             row.field.set(&mut config, (row.value)(&settings)).expect("a value of the key");
             assert_eq!((row.field.get)(&config), (row.value)(&settings));
             let changes = own.changes(&settings);
-            assert!(changes.len() <= 2 && Step { spec: &step.with(settings), ..step }.settings() == settings);
+            assert!(
+                changes.len() <= 2 && TunedStep { spec: &step.with(settings), ..step }.settings() == settings
+            );
         }
         assert!(row.field.set(&mut planned.resolved.config.clone(), json!([])).is_err());
     }

@@ -55,7 +55,7 @@ pub(super) fn reduce(
     }
     let instances = std::mem::take(&mut program.instances);
     let delay = if parallel.cuts_gradients() { parallel.prefetch_blocks } else { 1 };
-    let mut pass = Pass {
+    let mut pass = ReducePass {
         out: program,
         parallel,
         levels,
@@ -173,7 +173,7 @@ fn put_in_slots(program: &mut Program, prefetch_blocks: usize) {
     }
 }
 
-struct Pass<'a> {
+struct ReducePass<'a> {
     out: Program,
     parallel: &'a Parallel,
     /// Levels of the tree over micro-steps, if gradients are added in one.
@@ -198,7 +198,7 @@ struct Delayed {
     segments: VecDeque<Vec<Instance>>,
 }
 
-impl Pass<'_> {
+impl ReducePass<'_> {
     /// Begins the reductions of these parameters, whose last writers are in `block`, and goes on with earlier
     /// ones.
     fn reduce_together(

@@ -4,7 +4,7 @@
 //! byte, if they are evaluated on one text.
 
 use super::groups::{Group, Seed};
-use super::spread::Sample;
+use super::spread::LossSample;
 use crate::RunData;
 use crate::curves::{View, Views};
 use crate::identity::{same_text, same_tokenizer};
@@ -210,8 +210,8 @@ pub(super) struct Measured {
     pub(super) loss: f64,
     /// Mean loss of the runs that these are compared with.
     beside: f64,
-    pub(super) baseline: Sample,
-    pub(super) gap: Sample,
+    pub(super) baseline: LossSample,
+    pub(super) gap: LossSample,
     pub(super) paired: usize,
     /// Distance from the baseline within which as many other runs of its group lie.
     pub(super) spread: Option<f64>,
@@ -220,7 +220,8 @@ pub(super) struct Measured {
 /// The gap of these runs' points to those of the baseline; `None` if any of them has no point, or a loss that
 /// is not a positive number.
 pub(super) fn measured(runs: &[SeedPart<'_>], baseline: &[SeedPart<'_>]) -> Option<Measured> {
-    let of_base = Sample::from_values(&baseline.iter().map(|base| mean(base.points)).collect::<Vec<_>>())?;
+    let of_base =
+        LossSample::from_values(&baseline.iter().map(|base| mean(base.points)).collect::<Vec<_>>())?;
     let mut paired = 0;
     let (mut losses, mut besides) = (Vec::new(), Vec::new());
     for run in runs {
@@ -234,10 +235,10 @@ pub(super) fn measured(runs: &[SeedPart<'_>], baseline: &[SeedPart<'_>]) -> Opti
         besides.push(beside);
     }
     let gaps: Vec<f64> = losses.iter().zip(&besides).map(|(loss, beside)| loss / beside - 1.0).collect();
-    let (loss, beside) = (Sample::from_values(&losses)?.mean, Sample::from_values(&besides)?.mean);
+    let (loss, beside) = (LossSample::from_values(&losses)?.mean, LossSample::from_values(&besides)?.mean);
     let spread = of_base.of_others(runs.len()).map(|spread| spread / of_base.mean);
     (of_base.mean > 0.0).then_some(())?;
-    Some(Measured { loss, beside, baseline: of_base, gap: Sample::from_values(&gaps)?, paired, spread })
+    Some(Measured { loss, beside, baseline: of_base, gap: LossSample::from_values(&gaps)?, paired, spread })
 }
 
 impl LossGap {

@@ -33,7 +33,7 @@ use figures::{Comparable, Ends, Losses, at_evaluation, bar};
 pub use figures::{Gap, LossGap};
 use groups::Group;
 use notes::Notes;
-pub use table::{Column, Rows, Table};
+pub use table::{Column, GroupRows, Table};
 
 /// The page's name inside the folder of the first run that is compared.
 pub const COMPARE_FILE: &str = "compare.html";

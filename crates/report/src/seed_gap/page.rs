@@ -4,7 +4,7 @@ use super::figures::{Comparable, Losses, SeedCurve, SeedPart, common_end, measur
 use super::table::percent;
 use super::{Comparison, Group};
 use crate::axis::Axis;
-use crate::chart::{Band, COLORS, Chart, Series, Style, Value};
+use crate::chart::{Band, COLORS, Chart, LegendValue, Series, Style};
 use crate::compare;
 use crate::curves::Views;
 use crate::frame::{axis_choice, begun, card, ended, note, notice, section, views};
@@ -52,7 +52,7 @@ pub(super) fn render(comparison: &Comparison) -> String {
         for series in
             [Some(&mut whole), closer.as_mut()].into_iter().flatten().flat_map(|chart| &mut chart.series)
         {
-            series.value = Value::Absent;
+            series.value = LegendValue::Absent;
         }
         out.push_str("<section class=\"card\">\n");
         views(&mut out, &whole, closer.as_ref());
@@ -173,7 +173,7 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
             let style = if curve.is_smoothed { Style::Line } else { Style::Dotted };
             // The curve ends at the gap of the last reports; the table has that of the compared steps.
             let figure = comparison.compared[color - 1].training.as_ref();
-            let value = figure.map_or(Value::Absent, |figure| Value::Is(percent(figure)));
+            let value = figure.map_or(LegendValue::Absent, |figure| LegendValue::Is(percent(figure)));
             let curve = Series::new(name, style, color, color / COLORS, curve.gaps);
             series.push(Series { value, ..curve });
         }

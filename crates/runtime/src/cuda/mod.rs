@@ -28,7 +28,7 @@ use crate::error::{EngineError, ensure_length};
 use crate::part::{Part, ProgramId};
 use crate::state::StateEntry;
 use crate::timing::{Timed, TimedWork, Timing};
-use arena::{Arena, Span};
+use arena::{Arena, ArenaSpan};
 use communicator::{Call, Copies, DeviceCommError, DeviceCommunicator};
 use host_staged::HostStaged;
 use lanes::{LaneEvents, Streams};
@@ -38,7 +38,7 @@ use nccl::Nccl;
 pub use nccl::{NcclGroups, groups_of_run};
 use peer_copies::PeerCopies;
 use positions::Passage;
-use ring::{Inputs, Outputs as OutputRing};
+use ring::{Inputs, PendingOutputs as OutputRing};
 use staging::Staging;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -450,12 +450,12 @@ impl Engine for CudaEngine {
             match at.region {
                 Region::State => self.arena.state().span(program.value(id)),
                 Region::Io => Some(io.part(at.offset, at.bytes)),
-                Region::Scratch => Some(Span::scratch(at.offset, at.bytes)),
+                Region::Scratch => Some(ArenaSpan::scratch(at.offset, at.bytes)),
             }
         };
         let spans = program.ids().map(place).collect();
         let workspace = |of: &Vec<(TensorType, Location)>| {
-            of.iter().map(|&(ty, at)| (ty, Span::scratch(at.offset, at.bytes))).collect()
+            of.iter().map(|&(ty, at)| (ty, ArenaSpan::scratch(at.offset, at.bytes))).collect()
         };
         let workspaces = plan.workspaces.iter().map(workspace).collect();
         let context = self.gpu.context();

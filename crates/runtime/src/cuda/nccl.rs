@@ -1,7 +1,7 @@
 //! Collectives on GPU memory by NCCL, which graphs contain. Each kind of groups has a communicator.
 
 use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator, piece_of};
-use super::watchdog::{Link, Watchdog};
+use super::watchdog::{PeerLink, Watchdog};
 use crate::collective::groups;
 use crate::part::ProgramId;
 use std::sync::Arc;
@@ -76,14 +76,15 @@ impl Nccl {
         host: Arc<dyn Communicator>,
         context: &Context,
     ) -> Result<Self, CommError> {
-        let all = groups.communicators.iter().map(|(_, communicator)| communicator.clone() as Arc<dyn Link>);
+        let all =
+            groups.communicators.iter().map(|(_, communicator)| communicator.clone() as Arc<dyn PeerLink>);
         let names = groups.names_in_graphs;
         let world_size = host.world_size();
         Ok(Nccl { watchdog: Watchdog::start(all.collect(), host, context, names)?, groups, world_size })
     }
 }
 
-impl Link for NcclCommunicator {
+impl PeerLink for NcclCommunicator {
     fn check(&self) -> Result<(), CudaError> {
         NcclCommunicator::check(self)
     }

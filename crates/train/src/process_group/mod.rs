@@ -34,11 +34,11 @@ const VERDICT: Duration = Duration::from_secs(2);
 /// The processes that train one run, as one of them sees them.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessGroup {
-    ranks: Option<Arc<Ranks>>,
+    ranks: Option<Arc<JoinedRanks>>,
 }
 
 #[derive(Debug)]
-struct Ranks {
+struct JoinedRanks {
     environment: Environment,
     control: Arc<Control>,
     /// For the collectives of programs.
@@ -82,7 +82,7 @@ impl ProcessGroup {
         };
         let (programs, messages) = connected().map_err(|error| reported_to_all(&control, error.into()))?;
         Ok(ProcessGroup {
-            ranks: Some(Arc::new(Ranks { environment, control, programs, messages, timeout })),
+            ranks: Some(Arc::new(JoinedRanks { environment, control, programs, messages, timeout })),
         })
     }
 

@@ -13,7 +13,7 @@ use xtrain_step::engine::{DataPath, Processor};
 
 /// The paths, before ranks are connected.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-enum Choice {
+enum TransportChoice {
     Host,
     Copies,
     Nccl,
@@ -21,7 +21,7 @@ enum Choice {
 
 /// The paths that a rank can use. An error is the reason for which a path cannot be used.
 #[derive(Serialize, Deserialize)]
-struct Found {
+struct UsablePaths {
     /// Copies.
     copies: Result<(), String>,
     /// NCCL, with its version.
@@ -44,21 +44,22 @@ impl ProcessGroup {
             (Processor::Cuda(gpu), _) => gpu,
         };
         let nccl = Installed::open(Library::Nccl).map(|found| found.version).map_err(missing);
-        let found = Found { copies: self.copies(gpu)?, nccl };
+        let found = UsablePaths { copies: self.copies(gpu)?, nccl };
         let all = ranks.control.gather(&encoded(&found)?)?;
         let choice = self.decide(|| {
-            let all = all.iter().map(|found| decoded(found)).collect::<Result<Vec<Found>, RunError>>()?;
+            let all =
+                all.iter().map(|found| decoded(found)).collect::<Result<Vec<UsablePaths>, RunError>>()?;
             self.choose(&all, parallel)
         })?;
         match choice {
-            Choice::Host => Ok(DataPath::Host),
-            Choice::Copies => Ok(DataPath::Copies { names: parallel.name_collectives }),
-            Choice::Nccl => Ok(DataPath::Nccl(self.nccl(gpu, parallel)?)),
+            TransportChoice::Host => Ok(DataPath::Host),
+            TransportChoice::Copies => Ok(DataPath::Copies { names: parallel.name_collectives }),
+            TransportChoice::Nccl => Ok(DataPath::Nccl(self.nccl(gpu, parallel)?)),
         }
     }
 
     /// The path, from what each rank has found.
-    fn choose(&self, all: &[Found], parallel: &ParallelConfig) -> Result<Choice, RunError> {
+    fn choose(&self, all: &[UsablePaths], parallel: &ParallelConfig) -> Result<TransportChoice, RunError> {
         let hosts = self.ranks.as_ref().map(|ranks| ranks.control.hosts()).unwrap_or_default();
         let of_rank = |(rank, why): (usize, &String)| format!("rank {rank} ({}): {why}", hosts[rank]);
         let by_nccl = (parallel.reduce == ReduceOrder::Fast).then(|| {
@@ -68,17 +69,17 @@ impl ProcessGroup {
             all.iter().enumerate().filter_map(|(n, found)| Some((n, found.copies.as_ref().err()?)));
         let no_copies = by_nccl.or_else(|| errors.next().map(of_rank));
         match (no_copies, parallel.transport) {
-            (None, Transport::Auto | Transport::Copy) => return Ok(Choice::Copies),
+            (None, Transport::Auto | Transport::Copy) => return Ok(TransportChoice::Copies),
             (Some(why), Transport::Copy) => return Err(requested(Transport::Copy, &why)),
             (Some(why), _) => tracing::debug!("GPUs do not copy to each other's memory: {why}"),
             (None, _) => {}
         }
         match (self.obstacle(all)?, parallel.transport) {
-            (None, _) => Ok(Choice::Nccl),
+            (None, _) => Ok(TransportChoice::Nccl),
             (Some(why), Transport::Nccl) => Err(requested(Transport::Nccl, &why)),
             (Some(why), _) => {
                 tracing::warn!("collectives between GPUs pass through host memory, which is slow: {why}");
-                Ok(Choice::Host)
+                Ok(TransportChoice::Host)
             }
         }
     }
@@ -158,7 +159,7 @@ impl ProcessGroup {
     }
 
     /// The reason for which a rank cannot use NCCL, from what each has found.
-    fn obstacle(&self, all: &[Found]) -> Result<Option<String>, RunError> {
+    fn obstacle(&self, all: &[UsablePaths]) -> Result<Option<String>, RunError> {
         let all: Vec<_> = all.iter().map(|found| &found.nccl).collect();
         let hosts = self.ranks.as_ref().map(|ranks| ranks.control.hosts()).unwrap_or_default();
         let place = |rank: usize| format!("rank {rank} ({})", hosts[rank]);

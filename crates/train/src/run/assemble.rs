@@ -17,7 +17,7 @@ use crate::{exchange, source, static_scales};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
-use xtrain_config::{Config, Device as DeviceChoice, Facts, Parsed};
+use xtrain_config::{Config, DeviceKind as DeviceChoice, Facts, Parsed};
 use xtrain_data::{DataError, TokenStream, Tokenizer};
 use xtrain_model::Recipe;
 use xtrain_model::hf::HfConfig;

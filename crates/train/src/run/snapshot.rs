@@ -12,7 +12,7 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::position::{CONFIG, LOADER, POSITION, Position};
 use crate::process_group::ProcessGroup;
-use crate::state_io::{self, SavedState, Step};
+use crate::state_io::{self, CheckpointStep, SavedState};
 use crate::static_scales;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -69,7 +69,7 @@ pub(super) struct Snapshot {
 impl Snapshot {
     pub(super) fn write(store: &CheckpointStore, of: &Snapshot) -> Result<PathBuf, RunError> {
         let bytes = of.memory.as_slice();
-        let step = Step { number: of.step, documents: &of.documents };
+        let step = CheckpointStep { number: of.step, documents: &of.documents };
         let read = &mut |n: usize| Ok(&bytes[of.places[n].clone()]);
         state_io::write(store, of.channel.as_ref(), &step, &of.tensors, &of.rows, read)
     }
@@ -220,7 +220,7 @@ impl CheckpointWriter {
             );
         }
         sync()?;
-        let content = Step { number: step, documents: &documents };
+        let content = CheckpointStep { number: step, documents: &documents };
         let path = state.save(learner, &self.store, self.channel.as_ref(), &content)?;
         self.last = Some(step);
         retain(&self.store)?;

@@ -21,7 +21,7 @@ use xtrain_step::programs;
 use xtrain_step::training_spec::TrainingSpec;
 use xtrain_train::error::RunError;
 use xtrain_train::exchange::{Identity, export, export_checkpoint, import};
-use xtrain_train::state_io::{self, SavedState, SavedValue, Step};
+use xtrain_train::state_io::{self, CheckpointStep, SavedState, SavedValue};
 
 /// Tensors by name.
 type Tensors = BTreeMap<String, Vec<u8>>;
@@ -71,7 +71,7 @@ pub(crate) fn save(
     number: u64,
 ) -> Result<(), RunError> {
     let documents = [("step".to_string(), serde_json::json!(number))];
-    let step = Step { number, documents: &documents };
+    let step = CheckpointStep { number, documents: &documents };
     SavedState::from_learner(learner).save(learner, store, channel, &step).map(drop)
 }
 

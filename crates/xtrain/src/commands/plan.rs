@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::plan_table::{self, Advised, Answer, Tables};
 use crate::terminal;
 use std::path::Path;
-use xtrain_config::Device::Auto;
+use xtrain_config::DeviceKind::Auto;
 use xtrain_config::{Config, ConfigErrors, Override, ParallelConfig, Parsed};
 use xtrain_planner::advice::Planner;
 use xtrain_planner::estimate::Device;

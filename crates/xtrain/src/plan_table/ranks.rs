@@ -37,12 +37,12 @@ pub(super) fn text(
     if let Some(Advised { advice, device, .. }) = advised {
         out.push('\n');
         let available = advice.fit.as_ref().map(|fit| fit.room.available_bytes);
-        let row = |of: &&Candidate| Row {
+        let row = |of: &&Candidate| ModeRow {
             mode: Mode::from_candidate(of, device),
             is_given: std::ptr::eq(*of, advice.given()),
             is_proposed: advice.proposed().is_some_and(|proposed| std::ptr::eq(*of, proposed)),
         };
-        let rows: Vec<Row> = advice.modes().iter().map(row).collect();
+        let rows: Vec<ModeRow> = advice.modes().iter().map(row).collect();
         out.push_str(&beside_each_other(&rows, micro_steps, available));
     }
     let Ok(layout) = Layout::from_spec(spec) else { return out };
@@ -121,7 +121,7 @@ fn sent(ranks: usize, program: &Program, micro_steps: usize) -> String {
 }
 
 /// A row of the table of modes.
-struct Row {
+struct ModeRow {
     mode: Mode,
     /// True for the configured step.
     is_given: bool,
@@ -130,7 +130,7 @@ struct Row {
 }
 
 /// The modes, and which to use if a rank has so many bytes `available`.
-fn beside_each_other(rows: &[Row], micro_steps: usize, available: Option<u64>) -> String {
+fn beside_each_other(rows: &[ModeRow], micro_steps: usize, available: Option<u64>) -> String {
     // Some may have larger micro-batches.
     let usual = rows.iter().map(|row| row.mode.micro_batch_size).min();
     let others = |mode: &Mode| -> Vec<String> {
@@ -153,7 +153,7 @@ fn beside_each_other(rows: &[Row], micro_steps: usize, available: Option<u64>) -
         "parallel.shard", "memory", "step", "exposed", "MFU"
     );
     let available = available.unwrap_or(u64::MAX);
-    for Row { mode, is_given, is_proposed } in rows {
+    for ModeRow { mode, is_given, is_proposed } in rows {
         let each = if micro_steps > 1 { format::bytes(mode.micro_step_bytes) } else { String::new() };
         let mfu = mode.mfu.map_or(String::new(), |mfu| format::percent(mfu, 1));
         let fits = mode.needed_bytes <= available;
@@ -179,11 +179,11 @@ fn beside_each_other(rows: &[Row], micro_steps: usize, available: Option<u64>) -
     let given = rows.iter().find(|row| row.is_given).map(|row| &row.mode);
     let given = given.filter(|given| given.needed_bytes <= available);
     out + &match (rows.iter().find(|row| row.is_proposed), given) {
-        (Some(Row { mode, .. }), Some(given)) => {
+        (Some(ModeRow { mode, .. }), Some(given)) => {
             let faster = format::faster(given.seconds, mode.seconds, "configured");
             format!("the fastest{fits} is {}, {faster}\n", quoted(mode))
         }
-        (Some(Row { mode, .. }), None) => format!("the fastest{fits} is {}\n", quoted(mode)),
+        (Some(ModeRow { mode, .. }), None) => format!("the fastest{fits} is {}\n", quoted(mode)),
         (None, Some(given)) => {
             format!("no mode{fits} is much faster than {}, as configured\n", quoted(given))
         }
@@ -258,7 +258,7 @@ mod tests {
             mfu: Some(0.5),
             chosen: Some("recompute=none".into()),
         };
-        let row = |mode, is_given, is_proposed| Row { mode, is_given, is_proposed };
+        let row = |mode, is_given, is_proposed| ModeRow { mode, is_given, is_proposed };
         use xtrain_config::Shard;
         let three = |proposed: usize| {
             vec![

@@ -16,7 +16,7 @@ use xtrain_program::{Parallel, Shard};
 use xtrain_runtime::CpuEngine;
 use xtrain_step::learner::Learner;
 use xtrain_step::training_spec::TrainingSpec;
-use xtrain_train::state_io::{SavedState, Step};
+use xtrain_train::state_io::{CheckpointStep, SavedState};
 
 /// Sizes that FP8 takes, with scales and histories in the checkpoint.
 const FP8: &str = "--set precision.recipe=fp8-delayed --set precision.skip_slower=[] --set data.seq_len=32 --set model.ffn_dim=32";
@@ -45,7 +45,7 @@ fn save_again(run: &Path, ranks: usize) {
                 let old = open(folder);
                 state.load(&old, Others::Refuse, &mut learner).expect("the state");
                 let store = CheckpointStore::open(again).expect("a folder");
-                let step = Step { number: old.step(), documents };
+                let step = CheckpointStep { number: old.step(), documents };
                 state.save(&mut learner, &store, &channel, &step).expect("a checkpoint");
             });
         }

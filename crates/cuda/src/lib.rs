@@ -53,7 +53,7 @@ pub use choice::{AlgorithmCandidate, WorkPurpose};
 pub use compiler::{Compiled, Compiler};
 pub use context::Context;
 pub use delay::Delay;
-pub use device::{Device, DeviceInfo, peak_bf16_flops};
+pub use device::{CudaDevice, DeviceInfo, peak_bf16_flops};
 pub use error::CudaError;
 pub use gemm::{Algorithm, Gemm, GemmChoice, GemmOperands, GemmPlan, OperandLayout};
 pub use gpu::Gpu;

@@ -1,6 +1,6 @@
 //! Several processes as one run.
 //!
-//! A *rank* is one process with one device; ranks are numbered from 0, and their number is the *world size*.
+//! [`Rank`] names a process by its number and the number of processes.
 
 mod alone;
 mod channel;
@@ -32,4 +32,5 @@ pub use net::secret::{SECRET_VARIABLE, Secret, WriteSecret};
 pub use one_of::{OneOf, Pace, PaceTime, Sending};
 pub use tcp::TcpCommunicator;
 pub use threads::{ThreadChannel, ThreadCommunicator};
-pub use world::{Groups, World, WorldError};
+pub use world::{World, WorldError};
+pub use xtrain_rank::{Groups, Rank};

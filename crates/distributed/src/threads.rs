@@ -3,10 +3,10 @@
 use crate::channel::Channel;
 use crate::communicator::Communicator;
 use crate::error::CommError;
-use crate::world::Groups;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use xtrain_rank::Groups;
 
 /// A communicator whose ranks are threads of one process.
 ///

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use xtrain_config::DeviceKind;
+use xtrain_config::Device;
 use xtrain_model::{GemmPattern, Numerics, Recipe};
 use xtrain_program::LinearGemm;
 use xtrain_program::StateKind;
@@ -34,7 +34,7 @@ pub struct BlameOptions {
     /// The checkpoint of the run.
     pub which: Which,
     /// The device.
-    pub device: DeviceKind,
+    pub device: Device,
     /// The recipe to examine; by default that of the run or, if this has no FP8, [`Recipe::Fp8Block`].
     pub casts: Option<Recipe>,
     /// Texts or token shards to take instead of the training data of the run.

@@ -4,8 +4,8 @@ use serde::Serialize;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use xtrain_config::{Config, DeviceKind};
-use xtrain_cuda::{Arch, Context, CudaError, Device as CudaDevice, Gpu, Installed, KernelCache, Library};
+use xtrain_config::{Config, Device};
+use xtrain_cuda::{Arch, Context, CudaDevice, CudaError, Gpu, Installed, KernelCache, Library};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_runtime::Checks;
 use xtrain_step::engine::{Processor, RECIPES};
@@ -142,7 +142,7 @@ pub fn examine() -> Examination {
     let gpus = gpus.into_iter().filter_map(|device| gpu(device).ok()).collect();
     let mut self_tests = Vec::new();
     let begun = Instant::now();
-    let (processor, no_gpu) = match Processor::choose(DeviceKind::Cuda) {
+    let (processor, no_gpu) = match Processor::choose(Device::Cuda) {
         Ok(processor) => (processor, None),
         Err(error) => (Processor::Cpu, Some(error)),
     };

@@ -9,7 +9,7 @@
 use crate::probe::Probe;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use xtrain_config::DeviceKind;
+use xtrain_config::Device;
 use xtrain_model::Recipe;
 use xtrain_program::LinearGemm;
 use xtrain_program::MeasuredCast;
@@ -29,7 +29,7 @@ pub struct InspectOptions {
     /// The checkpoint of the run.
     pub which: Which,
     /// The device.
-    pub device: DeviceKind,
+    pub device: Device,
     /// The recipe whose casts are measured; by default that of the run or, if this has no FP8,
     /// [`Recipe::Fp8Block`].
     pub casts: Option<Recipe>,

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use xtrain_checkpoint::Checkpoint;
-use xtrain_config::{Config, DeviceKind, Facts, ParallelConfig};
+use xtrain_config::{Config, Device, Facts, ParallelConfig};
 use xtrain_data::DataError;
 use xtrain_model::decoder::io;
 use xtrain_model::{Fp8Overrides, Numerics, Recipe};
@@ -49,7 +49,7 @@ impl Probe {
     pub(crate) fn open(
         folder: &Path,
         which: Which,
-        device: DeviceKind,
+        device: Device,
         casts: Option<Recipe>,
         data: &[PathBuf],
         notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,

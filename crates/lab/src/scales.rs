@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use xtrain_checkpoint::first_few;
 use xtrain_checkpoint::{BoxError, Checkpoint, TensorSpec, replace_file};
-use xtrain_config::{DeviceKind, ScalesFile, files};
+use xtrain_config::{Device, ScalesFile, files};
 use xtrain_model::{Fp8Overrides, LayerScales, Numerics, Recipe, ScalesSource, StaticScales};
 use xtrain_program::{Delayed, Program, StateKind};
 use xtrain_step::engine::Processor;
@@ -29,7 +29,7 @@ pub struct ScalesOptions {
     /// The checkpoint of the run.
     pub which: Which,
     /// The device.
-    pub device: DeviceKind,
+    pub device: Device,
     /// Texts or token shards to take instead of the training data of the run.
     pub data: Vec<PathBuf>,
     /// Number of steps whose batches are measured. Without it, and without other `data`, the scales of a

@@ -290,6 +290,6 @@ impl TunedStep<'_> {
 
     /// Sequences of the batch that a rank computes.
     fn of_a_rank(&self) -> usize {
-        self.batch_size / self.spec.parallel.world_size
+        self.batch_size / self.spec.parallel.rank.world_size
     }
 }

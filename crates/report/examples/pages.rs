@@ -43,7 +43,10 @@ fn reports(runs: &Path, folder: &Path) -> Done {
         ("experts-short", ExampleRun { steps: 12, blocks: 2, ..ExampleRun::default() }),
         ("experts", ExampleRun { steps: 1_000, blocks: 12, eventful: true, ..ExampleRun::default() }),
         ("experts-deep", ExampleRun { steps: 20_000, blocks: 94, ..ExampleRun::default() }),
-        ("long", ExampleRun { steps: 100_000, sources: 3, eventful: true, every: 1, ..ExampleRun::default() }),
+        (
+            "long",
+            ExampleRun { steps: 100_000, sources: 3, eventful: true, every: 1, ..ExampleRun::default() },
+        ),
     ] {
         let run_folder = run.write(runs, name)?;
         fs::copy(write(&run_folder)?, folder.join(format!("report-{name}.html")))?;
@@ -66,14 +69,16 @@ fn several(runs: &Path, folder: &Path) -> Done {
     let mut many = Vec::new();
     for (n, recipe) in Recipe::ALL.into_iter().cycle().take(14).enumerate() {
         let seed = n as u64;
-        let run = ExampleRun { recipe, seed, loss: 2.0 + 0.05 * n as f64, train: "long", ..ExampleRun::default() };
+        let run =
+            ExampleRun { recipe, seed, loss: 2.0 + 0.05 * n as f64, train: "long", ..ExampleRun::default() };
         let name = format!("qwen3-0.6b-continued-pretraining-on-a-mixture-with-{}-seed{n}", recipe.name());
         many.push(run.write(runs, &name)?);
     }
     write_comparison(&many, &folder.join("several-many.html"), true)?;
     let mut others = Vec::new();
     for tokenizer in ["bytes", "models/a-long-name-of-a-folder/with/a/tokenizer", "bpe"] {
-        let run = ExampleRun { tokenizer, batch_tokens: 4096 * (1 + others.len() as u64), ..ExampleRun::default() };
+        let run =
+            ExampleRun { tokenizer, batch_tokens: 4096 * (1 + others.len() as u64), ..ExampleRun::default() };
         others.push(run.write(runs, &format!("tokenizer-{}", others.len()))?);
     }
     write_comparison(&others, &folder.join("several-tokenizers.html"), true)?;

@@ -7,7 +7,7 @@
 
 use std::error::Error;
 use std::ops::ControlFlow;
-use xtrain_config::DeviceKind;
+use xtrain_config::Device;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::optimizer::{AdamWSpec, Optimizer};
@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// A Llama of 2 layers over bytes, with random weights, on the CPU.
 pub fn new_learner() -> Result<Learner, Box<dyn Error>> {
-    let engine = Processor::choose(DeviceKind::Cpu)?.engine(Checks::default())?;
+    let engine = Processor::choose(Device::Cpu)?.engine(Checks::default())?;
     let mut learner = Learner::new(engine, spec(model()?), SEED)?;
     learner.weights().initialize(SEED, 0.02)?;
     Ok(learner)

@@ -133,7 +133,7 @@ pub fn initial(model: &Architecture, layout: &Layout, seed: u64, std: f64) -> Re
         let Init::Normal(scale) = p.init else { continue };
         let whole = TensorType { dtype: DType::F32, shape: Shape::new(&p.shape) };
         let cut = layout.cut_of(StateKind::Master, &p.name);
-        let rows = cut.map_or(0..p.shape[0], |cut| cut.rows_of(layout.parallel().rank));
+        let rows = cut.map_or(0..p.shape[0], |cut| cut.rows_of(layout.parallel().rank.index));
         let ty = cut.map_or(whole, |cut| cut.piece(whole));
         let master = t.parameter(&p.name, ty);
         let row = p.shape[1..].iter().product::<usize>();

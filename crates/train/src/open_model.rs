@@ -7,7 +7,7 @@ use crate::{position, run_file, source, state_io, static_scales};
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, TensorSpec};
-use xtrain_config::{Config, DeviceKind, Facts, ParallelConfig};
+use xtrain_config::{Config, Device, Facts, ParallelConfig};
 use xtrain_data::{LoaderState, Tokenizer};
 use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_planner::{hf_names, planned};
@@ -66,7 +66,7 @@ pub enum Which {
 pub fn open(
     folder: &Path,
     which: Which,
-    device: DeviceKind,
+    device: Device,
     recipe: Option<Recipe>,
 ) -> Result<OpenedModel, RunError> {
     if !folder.exists() {
@@ -123,7 +123,7 @@ pub fn open(
 /// the ids of the tokens that end its texts.
 pub fn open_without_tokenizer(
     folder: &Path,
-    device: DeviceKind,
+    device: Device,
     recipe: Option<Recipe>,
 ) -> Result<(Weights, Vec<u32>), RunError> {
     let source = source::read_hf_config(folder)?;
@@ -135,7 +135,7 @@ pub fn open_without_tokenizer(
 fn hf_weights(
     folder: &Path,
     model: Architecture,
-    device: DeviceKind,
+    device: Device,
     recipe: Option<Recipe>,
 ) -> Result<Weights, RunError> {
     let mut weights = weights(device, model, recipe.unwrap_or(Recipe::Fp32).into())?;
@@ -146,7 +146,7 @@ fn hf_weights(
 fn open_run(
     run: &RunFolder,
     which: Which,
-    device: DeviceKind,
+    device: Device,
     recipe: Option<Recipe>,
 ) -> Result<OpenedModel, RunError> {
     let mut parsed = Config::load::<&str>(&run.config(), &[])?;
@@ -227,7 +227,7 @@ pub fn load_masters(weights: &mut Weights, checkpoint: &Checkpoint, run: &RunFol
     Ok(weights.refresh()?)
 }
 
-fn weights(device: DeviceKind, model: Architecture, numerics: Numerics) -> Result<Weights, RunError> {
+fn weights(device: Device, model: Architecture, numerics: Numerics) -> Result<Weights, RunError> {
     let processor =
         Processor::choose(device).map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
     let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;

@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use xtrain_config::{Config, DeviceKind, Parsed};
+use xtrain_config::{Config, Device, Parsed};
 use xtrain_cuda::{Arch, CudaError, Gpu};
 use xtrain_model::decoder::Batch;
 use xtrain_model::{Architecture, Recipe};
@@ -35,7 +35,7 @@ const BATCH: Batch = Batch { sequences: 2, seq_len: 48 };
 /// The texts that the examples are trained on.
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/data/snapshot.txt.gz");
 
-fn engine(device: DeviceKind, checks: Checks) -> Result<Box<dyn Engine>, Failed> {
+fn engine(device: Device, checks: Checks) -> Result<Box<dyn Engine>, Failed> {
     Ok(Processor::choose(device)?.engine(checks)?)
 }
 
@@ -62,7 +62,7 @@ fn specs() -> Vec<TrainingSpec> {
 
 /// The state after four steps of two micro-batches each, and their losses.
 fn trained(spec: &TrainingSpec, checks: Checks) -> Result<(Vec<Vec<u8>>, Vec<f64>), Failed> {
-    let mut learner = Learner::new(engine(DeviceKind::Cuda, checks)?, spec.clone(), 11)?;
+    let mut learner = Learner::new(engine(Device::Cuda, checks)?, spec.clone(), 11)?;
     learner.weights().initialize(5, 0.1)?;
     let mut losses = Vec::new();
     for number in 0..4 {
@@ -100,7 +100,7 @@ fn recompute_changes_no_bit() -> Result<(), Failed> {
 /// Values of several pieces and of parts of one, through the buffers in both directions.
 fn state_goes_to_the_card_and_back() -> Result<(), Failed> {
     let model = Architecture { vocab_size: 70_001, ..wide_model() };
-    let mut learner = Learner::new(engine(DeviceKind::Cuda, GRAPHS)?, spec(model, BATCH), 11)?;
+    let mut learner = Learner::new(engine(Device::Cuda, GRAPHS)?, spec(model, BATCH), 11)?;
     let entries = learner.saved_state();
     let made: Vec<Vec<u8>> = (entries.iter().enumerate())
         .map(|(n, entry)| {
@@ -153,8 +153,8 @@ fn generation_agrees_with_the_cpu() -> Result<(), Failed> {
                 let tokens = generator.generate(&mut weights, prompt, 20, greedy, &[], &mut each)?;
                 Ok((tokens, all))
             };
-            let (tokens, card) = generated(DeviceKind::Cuda, &[])?;
-            let (_, cpu) = generated(DeviceKind::Cpu, &tokens)?;
+            let (tokens, card) = generated(Device::Cuda, &[])?;
+            let (_, cpu) = generated(Device::Cpu, &tokens)?;
             for (n, (card, cpu)) in card.iter().zip(&cpu).enumerate() {
                 let error = relative(card, cpu);
                 assert!(error < bar, "{recipe:?}, {model}: token {n} is off by {error:e}");

@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stop = AtomicBool::new(false);
     train(&run, Start::Resume, &stop, &mut Losses)?;
 
-    let mut model = open("runs/library".as_ref(), Which::Latest, DeviceKind::Auto, None)?;
+    let mut model = open("runs/library".as_ref(), Which::Latest, Device::Auto, None)?;
     let prompt = model.tokenizer.encode_prompt("pub fn ")?;
     let ends = model.tokenizer.stop_tokens().to_vec();
     let mut generator = Generator::new(&mut model.weights, prompt.len() + 20)?;

@@ -54,7 +54,7 @@ section! {
         /// built-in device table. A plan made on another machine may then choose differently.
         pub tune: bool = false,
         /// Device to compute on.
-        pub device: DeviceKind = DeviceKind::Auto,
+        pub device: Device = Device::Auto,
         /// Adds attention's gradients in a fixed order on a GPU, so that a repeated or resumed run gives the
         /// same bits; the fastest backward may not. The CPU always does.
         pub attention_deterministic: bool = false,
@@ -158,7 +158,7 @@ pub enum Recompute {
 /// Device to compute on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum DeviceKind {
+pub enum Device {
     /// The best device found; `xtrain doctor` says which one, and why.
     Auto,
     /// The CPU, even if there is a GPU.
@@ -167,16 +167,16 @@ pub enum DeviceKind {
     Cuda,
 }
 
-impl DeviceKind {
+impl Device {
     /// All of them.
-    pub const ALL: [DeviceKind; 3] = [DeviceKind::Auto, DeviceKind::Cpu, DeviceKind::Cuda];
+    pub const ALL: [Device; 3] = [Device::Auto, Device::Cpu, Device::Cuda];
 
     /// Its name in run files and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
-            DeviceKind::Auto => "auto",
-            DeviceKind::Cpu => "cpu",
-            DeviceKind::Cuda => "cuda",
+            Device::Auto => "auto",
+            Device::Cpu => "cpu",
+            Device::Cuda => "cuda",
         }
     }
 

@@ -70,7 +70,7 @@ impl RankLauncher {
     /// Starts the ranks, waits until all have ended, and returns the exit code of the run: that of the first
     /// rank that failed, 128 + n for a rank that signal n ended, or 0.
     ///
-    /// Rank 0 has the standard input and outputs of this process. The lines of the others' standard error
+    /// RankProcess 0 has the standard input and outputs of this process. The lines of the others' standard error
     /// output are passed on with `[rank r] ` in front; their standard output only if they fail. SIGINT,
     /// SIGTERM and SIGUSR1 are passed on to the ranks, and have no other effect on this process any more,
     /// also after the return. When a rank fails, the others have two seconds to end by themselves; then they
@@ -134,7 +134,7 @@ impl RankLauncher {
             }
             let mut child = command.spawn().map_err(|e| refused(&name, e))?;
             let pipes = child.stdout.take().zip(child.stderr.take());
-            ranks.0.push(Rank { rank, child, status: None, output: None });
+            ranks.0.push(RankProcess { rank, child, status: None, output: None });
             if let Some((stdout, stderr)) = pipes {
                 let output = Output::read(rank, stdout, stderr).map_err(|e| refused(&name, e))?;
                 ranks.0[rank].output = Some(output);
@@ -150,9 +150,9 @@ fn free_port() -> io::Result<u16> {
 }
 
 /// The processes. Dropping them ends all.
-struct Ranks(Vec<Rank>);
+struct Ranks(Vec<RankProcess>);
 
-struct Rank {
+struct RankProcess {
     rank: usize,
     child: Child,
     status: Option<ExitStatus>,

@@ -3,12 +3,12 @@
 use crate::control::Control;
 use crate::error::CommError;
 use crate::net::poll::{self, Interest};
-use crate::world::Groups;
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
+use xtrain_rank::Groups;
 
 /// Longest wait for sockets: an abort is noticed after it.
 const TICK: Duration = Duration::from_millis(100);

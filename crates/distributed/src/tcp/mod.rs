@@ -9,12 +9,12 @@ mod exchange;
 use crate::communicator::Communicator;
 use crate::control::Control;
 use crate::error::{Cause, CommError, Fault};
-use crate::world::Groups;
 use exchange::{CallHeader, Collective, Peer, exchange};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use xtrain_rank::Groups;
 
 /// A communicator over TCP.
 ///
@@ -94,11 +94,11 @@ impl TcpCommunicator {
 
 impl Communicator for TcpCommunicator {
     fn rank(&self) -> usize {
-        self.control.world().rank
+        self.control.world().rank.index
     }
 
     fn world_size(&self) -> usize {
-        self.control.world().world_size
+        self.control.world().rank.world_size
     }
 
     fn sent_bytes(&self) -> u64 {

@@ -143,7 +143,7 @@ fn seen(shape: AttentionShape, starts: &[i32]) -> (f64, Option<f64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xtrain_config::DeviceKind;
+    use xtrain_config::Device;
 
     const SHAPE: AttentionShape =
         AttentionShape { batch: 2, seq_len: 64, heads: 2, kv_heads: 1, head_dim: 4 };
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn attention_is_measured_forward_and_backward_whole_and_within_documents() {
-        let options = OpBenchOptions { device: DeviceKind::Cpu, recipe: None, repeats: 1, runs: 2 };
+        let options = OpBenchOptions { device: Device::Cpu, recipe: None, repeats: 1, runs: 2 };
         let speeds = attention(SHAPE, 8, options).expect("measured");
         let rows: Vec<(&str, bool)> =
             speeds.rows.iter().map(|row| (row.op.as_str(), row.document_tokens.is_some())).collect();

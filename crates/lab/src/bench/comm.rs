@@ -5,7 +5,7 @@
 
 use super::operands::{filled, operand};
 use serde::Serialize;
-use xtrain_config::{DeviceKind, ParallelConfig, Transport};
+use xtrain_config::{Device, ParallelConfig, Transport};
 use xtrain_ops::collective::{AllGather, AllToAll, ReduceScatter};
 use xtrain_ops::linear::Linear;
 use xtrain_ops::sum_ranks::SumRanks;
@@ -22,7 +22,7 @@ use xtrain_train::process_group::ProcessGroup;
 #[derive(Clone, Debug)]
 pub struct CommOptions {
     /// The processor of each rank.
-    pub device: DeviceKind,
+    pub device: Device,
     /// The path between GPUs.
     pub transport: Transport,
     /// Bytes of the tensor of all ranks.
@@ -100,7 +100,7 @@ pub fn comm(process_group: &ProcessGroup, options: &CommOptions) -> Result<CommS
 
 fn measure(process_group: &ProcessGroup, options: &CommOptions) -> Result<CommSpeeds, RunError> {
     process_group.compare_options(&options.by_name())?;
-    let visible = if options.device == DeviceKind::Cpu { 0 } else { Processor::visible_gpus() };
+    let visible = if options.device == Device::Cpu { 0 } else { Processor::visible_gpus() };
     let gpu = if visible == 0 { 0 } else { process_group.gpu(visible)? };
     let processor =
         Processor::choose_at(options.device, gpu).map_err(|error| RunError::Refused(error.to_string()))?;
@@ -115,7 +115,7 @@ fn measure(process_group: &ProcessGroup, options: &CommOptions) -> Result<CommSp
     };
     let engine = processor.engine_of_rank(Checks::default(), process_group.communicator(), path);
     let mut engine = engine.map_err(LearnError::from)?;
-    let ranks = process_group.member().world_size;
+    let ranks = process_group.rank().world_size;
     let mut seconds = |program, instance| timed(engine.as_mut(), process_group, program, instance, options);
     // By events around it, as beside a collective.
     let (_, gemm_seconds) = seconds(traced(|t| multiply(t, gemm, target))?, Some(0))?;
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn a_process_alone_is_measured_and_sends_nothing() {
         let options = CommOptions {
-            device: DeviceKind::Cpu,
+            device: Device::Cpu,
             transport: Transport::Auto,
             sizes: vec![4096, 100],
             gemm: Some(64),

@@ -293,7 +293,7 @@ fn break_even(rows: &[Fp8Speed]) -> Vec<BreakEven> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xtrain_config::DeviceKind;
+    use xtrain_config::Device;
 
     #[test]
     fn the_layer_is_that_of_a_step() {
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_layer_is_measured_under_every_recipe() {
-        let options = OpBenchOptions { device: DeviceKind::Cpu, recipe: None, repeats: 1, runs: 1 };
+        let options = OpBenchOptions { device: Device::Cpu, recipe: None, repeats: 1, runs: 1 };
         let shape = LinearShape { m: 16, k: 32, n: 48 };
         let found = fp8(&[shape], &[], options).expect("measured");
         let [row] = &found.rows[..] else { panic!("{found:?}") };

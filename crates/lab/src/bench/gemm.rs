@@ -304,7 +304,7 @@ fn scaled(
 mod tests {
     use super::*;
     use std::path::Path;
-    use xtrain_config::{Config, DeviceKind};
+    use xtrain_config::{Config, Device};
 
     #[test]
     fn the_products_of_a_run_file_are_those_of_its_layers_each_once() {
@@ -354,8 +354,7 @@ mod tests {
         for recipe in [Recipe::Fp8Block, Recipe::Fp8Current] {
             assert_eq!(names(128, None, recipe), Some(vec!["scaled_matmul"; 3]));
             assert_eq!(names(128, experts, recipe), Some(vec!["grouped_scaled_matmul"; 3]));
-            let options =
-                OpBenchOptions { device: DeviceKind::Cpu, recipe: Some(recipe), repeats: 1, runs: 1 };
+            let options = OpBenchOptions { device: Device::Cpu, recipe: Some(recipe), repeats: 1, runs: 1 };
             let shape = GemmShape { site: "a".into(), m: 256, n: 128, k: 64, experts };
             for (gradient, adds) in [(WriteMode::Add, true), (WriteMode::Assign, false)] {
                 let speeds = gemms(std::slice::from_ref(&shape), gradient, options).expect("measured");
@@ -369,7 +368,7 @@ mod tests {
 
     #[test]
     fn each_product_of_a_layer_is_measured_against_the_ceiling() {
-        let options = OpBenchOptions { device: DeviceKind::Cpu, recipe: None, repeats: 1, runs: 1 };
+        let options = OpBenchOptions { device: Device::Cpu, recipe: None, repeats: 1, runs: 1 };
         let shape = GemmShape { site: "a".into(), m: 8, n: 16, k: 4, experts: None };
         let speeds = gemms(&[shape], WriteMode::Add, options).expect("measured");
         assert_eq!(speeds.precision, "fp32");

@@ -4,7 +4,7 @@
 use super::copy_rate::copy_rate;
 use super::operands::{filled, linear_forward};
 use serde::Serialize;
-use xtrain_config::DeviceKind;
+use xtrain_config::Device;
 use xtrain_model::Recipe;
 use xtrain_planner::median::median;
 use xtrain_program::Program;
@@ -18,7 +18,7 @@ use xtrain_train::error::RunError;
 #[derive(Clone, Copy, Debug)]
 pub struct OpBenchOptions {
     /// On what.
-    pub device: DeviceKind,
+    pub device: Device,
     /// The precision; `None` takes the default one of the processor.
     pub recipe: Option<Recipe>,
     /// Measurements of each op, of which the median counts.

@@ -10,7 +10,7 @@ use crate::tunable::{
     LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE, RECOMPUTE_BLOCKS, Settings, Tunable, TunedStep,
 };
 use xtrain_config as config;
-use xtrain_program::{Program, Recompute, Reduce};
+use xtrain_program::{Program, Recompute};
 use xtrain_step::engine::Target;
 use xtrain_step::error::LearnError;
 use xtrain_step::programs;
@@ -118,7 +118,7 @@ impl<'a> Search<'a> {
         all.retain(|of| self.least_saved_bytes(of) <= self.usable_bytes);
         let [largest, _, ..] = all[..] else { return Ok(all) };
         // The fewer micro-steps, the fewer partial sums: then a larger micro-batch may need less.
-        if matches!(self.step.spec.parallel.reduce, Reduce::AnyWorld { .. }) {
+        if self.step.spec.parallel.reduce.is_any_world() {
             return Ok(all);
         }
         let mut over = u64::MAX;
@@ -306,7 +306,7 @@ impl<'a> Search<'a> {
     /// Seconds of a step of `spec`, which is `program`. Those of several ranks also wait for collectives.
     fn step_seconds(&self, spec: &TrainingSpec, program: &Program) -> f64 {
         let micro_steps = spec.micro_steps(self.step.batch_size);
-        match spec.parallel.world_size {
+        match spec.parallel.rank.world_size {
             1 => step_seconds(program, &self.device.rates, micro_steps),
             _ => Timeline::new(program, &self.device, micro_steps).seconds(),
         }

@@ -30,7 +30,7 @@ impl Speed {
         let spec = &planned.spec;
         let (step_seconds, tokens) = (timeline.seconds(), planned.resolved.config.step_tokens() as f64);
         let flops = spec.model.flops_per_token(spec.batch.seq_len) * tokens / step_seconds;
-        let ranks = spec.parallel.world_size as f64;
+        let ranks = spec.parallel.rank.world_size as f64;
         let mfu = device.peak_flops.map(|peak| flops / (peak * ranks));
         Speed { step_seconds, tokens_per_second: tokens / step_seconds, flops, mfu }
     }
@@ -85,7 +85,7 @@ impl RunTime {
             }
             None => None,
         };
-        let spans_nodes = device.network.spans_nodes(planned.spec.parallel.world_size);
+        let spans_nodes = device.network.spans_nodes(planned.spec.parallel.rank.world_size);
         Ok(RunTime { speed, seconds, source: device.source, spans_nodes })
     }
 
@@ -117,7 +117,7 @@ fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, PlanErr
     let program = programs::evaluation(&spec.model, &spec.numerics(), &layout, spec.batch, mask, loss);
     let program = program.map_err(LearnError::from)?;
     let sequences = config.eval.sequences(config.data.seq_len).div_ceil(spec.batch.sequences as u64);
-    let of_a_rank = sequences.div_ceil(spec.parallel.world_size as u64);
+    let of_a_rank = sequences.div_ceil(spec.parallel.rank.world_size as u64);
     Ok(of_a_rank as f64 * Timeline::new(&program, device, 1).seconds())
 }
 

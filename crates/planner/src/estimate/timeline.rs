@@ -354,7 +354,7 @@ mod tests {
     use crate::planned::plan_alone;
     use std::path::Path;
     use xtrain_config::Config;
-    use xtrain_step::member::Member;
+    use xtrain_rank::Rank;
     use xtrain_step::programs;
 
     const RUN: &str = "[model]\ndim = 512\nlayers = 6\nheads = 8\nvocab_size = 8000\n\
@@ -365,7 +365,7 @@ mod tests {
     fn program(ranks: usize, shard: &str) -> Program {
         let set = format!("parallel.shard={shard}");
         let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[set]).expect("a run file");
-        let planned = plan_alone(&parsed, Target::Cuda, Member::first_of(ranks)).expect("a plan");
+        let planned = plan_alone(&parsed, Target::Cuda, Rank::first_of(ranks)).expect("a plan");
         programs::training(&planned.spec).expect("a program")
     }
 

@@ -2,7 +2,7 @@ use super::*;
 use std::path::Path;
 use xtrain_config::Config;
 use xtrain_program::{Parallel, Shard};
-use xtrain_step::member::Member;
+use xtrain_rank::Rank;
 use xtrain_step::programs;
 
 /// A model whose memory is mostly activations, and these mostly logits.
@@ -14,7 +14,7 @@ const THREADS: usize = 3;
 
 fn planned(text: &str, set: &[&str], target: Target) -> (TrainingSpec, usize) {
     let run = Config::parse(Path::new("run.toml"), text.as_bytes(), set).expect("a run file");
-    let planned = crate::planned::plan_alone(&run, target, Member::ALONE).expect("a plan");
+    let planned = crate::planned::plan_alone(&run, target, Rank::ALONE).expect("a plan");
     (planned.spec, planned.resolved.config.train.batch_size)
 }
 
@@ -161,7 +161,7 @@ fn memory_that_others_hold_is_told() {
 fn fit_of_two(sequences: usize, shard: Shard, available: u64) -> Fit {
     let set = format!("train.micro_batch_size={sequences}");
     let (mut spec, batch_size) = planned(RUN, &[&set], Target::Cuda);
-    (spec.parallel.world_size, spec.parallel.shard) = (2, shard);
+    (spec.parallel.rank.world_size, spec.parallel.shard) = (2, shard);
     Fit::new(&spec, Target::Cuda, THREADS, batch_size, Room::new(available)).expect("a plan")
 }
 
@@ -182,7 +182,8 @@ fn ranks_divide_the_optimizers_state_before_anything_gets_slower() {
 fn fewer_replicas_divide_the_state_among_more_ranks() {
     let fit_of_four = |replicas, available| {
         let (mut spec, batch_size) = planned(RUN, &["train.micro_batch_size=3"], Target::Cuda);
-        spec.parallel = Parallel { world_size: 4, replicas, shard: Shard::Weights, ..Parallel::ALONE };
+        spec.parallel =
+            Parallel { rank: Rank::first_of(4), replicas, shard: Shard::Weights, ..Parallel::ALONE };
         Fit::new(&spec, Target::Cuda, THREADS, batch_size, Room::new(available)).expect("a plan")
     };
     let [one, two] = [1, 2].map(|replicas| fit_of_four(replicas, u64::MAX).needed_bytes);
@@ -261,7 +262,7 @@ fn a_batch_that_many_gpus_cannot_share_grows() {
     for (ranks, replicas, reduce) in [(1, 1, "same-world"), (2, 2, "any-world"), (2, 1, "fast")] {
         let reduce = format!("parallel.reduce={reduce}");
         let (mut spec, batch_size) = planned(&run, &[sets[0], sets[1], &reduce], Target::Cuda);
-        spec.parallel = Parallel { world_size: ranks, replicas, ..spec.parallel };
+        spec.parallel = Parallel { rank: Rank::first_of(ranks), replicas, ..spec.parallel };
         let room = Room::new(24 << 30);
         let fit = Fit::new(&spec, Target::Cuda, THREADS, batch_size, room).expect("a plan");
         let Verdict::Nothing { least, instead, .. } = fit.verdict else { panic!("{}", fit.verdict) };

@@ -14,7 +14,7 @@ use crate::fit;
 use crate::planned::Planned;
 use layers::Blocks;
 use serde::Serialize;
-use xtrain_config::{DeviceKind, PrecisionConfig, Slower};
+use xtrain_config::{Device, PrecisionConfig, Slower};
 use xtrain_model::{Numerics, Recipe};
 use xtrain_step::engine::Processor;
 
@@ -41,7 +41,7 @@ pub fn is_slower(layer: &LayerSpeed) -> bool {
 pub fn measure(
     planned: &Planned,
     recipes: &[Recipe],
-    device: DeviceKind,
+    device: Device,
 ) -> Result<Vec<RecipeLayers>, PlanError> {
     let mut all = Vec::new();
     for &recipe in recipes {
@@ -73,7 +73,7 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, PlanEr
             tracing::info!(
                 "timing the linear layers in FP8 and in bf16 on this GPU, once; the result is cached"
             );
-            let other = Processor::by_name(DeviceKind::Cuda).map_err(PlanError::from);
+            let other = Processor::by_name(Device::Cuda).map_err(PlanError::from);
             match other.and_then(|other| blocks.measure(other)) {
                 // Another process may have measured at the same time: all use the first result.
                 Ok(speeds) => {
@@ -160,9 +160,9 @@ mod tests {
     use crate::planned::plan_alone;
     use std::path::Path;
     use xtrain_config::Config;
+    use xtrain_rank::Rank;
     use xtrain_step::engine::Target;
     use xtrain_step::linear_gemms::{fp8_share, linear_gemms};
-    use xtrain_step::member::Member;
 
     /// Speeds of the layers of a block, in their order.
     fn table(speeds: [f64; 4]) -> Vec<LayerSpeed> {
@@ -183,7 +183,7 @@ mod tests {
         let text = "[model]\ndim = 32\nlayers = 2\nheads = 2\nffn_dim = 64\n[data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\nseq_len = 32\n\
                     [train]\nsteps = 1\n";
         let parsed = Config::parse(Path::new("run.toml"), text.as_bytes(), sets).expect("a run file");
-        plan_alone(&parsed, Target::Cpu, Member::ALONE).expect("a plan")
+        plan_alone(&parsed, Target::Cpu, Rank::ALONE).expect("a plan")
     }
 
     #[test]
@@ -212,7 +212,7 @@ mod tests {
         );
         let again =
             Config::parse::<&str>(Path::new("config.toml"), text.as_bytes(), &[]).expect("a run file");
-        assert_eq!(plan_alone(&again, Target::Cpu, Member::ALONE).expect("a plan").spec, run.spec);
+        assert_eq!(plan_alone(&again, Target::Cpu, Rank::ALONE).expect("a plan").spec, run.spec);
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub(super) fn cut_state(
         (parameter.gathered, parameter.shard) = (gathered, Some(cut));
         match gather {
             Gather::Auto => instead_of.extend(gather_numbers(program, p, cut, ops)),
-            Gather::F32 => {}
+            Gather::Fp32 => {}
             Gather::Bf16 if parameter.quantized.is_empty() => {}
             Gather::Bf16 => {
                 let ty = cut.piece(whole).with_dtype(DType::BF16);

@@ -7,7 +7,7 @@ pub use target::Target;
 use crate::error::LearnError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use xtrain_config::{Config, DeviceKind};
+use xtrain_config::{Config, Device};
 use xtrain_cuda::{Arch, CudaError, Gemm, Gpu, Installed, Library};
 use xtrain_distributed::{Alone, Communicator, OneOf};
 use xtrain_model::Recipe;
@@ -71,20 +71,20 @@ impl Processor {
     ///
     /// # Errors
     ///
-    /// A GPU that was requested and cannot be used. With [`DeviceKind::Auto`] that is a warning, and the CPU is
+    /// A GPU that was requested and cannot be used. With [`Device::Auto`] that is a warning, and the CPU is
     /// used.
-    pub fn choose(device: DeviceKind) -> Result<Processor, CudaError> {
+    pub fn choose(device: Device) -> Result<Processor, CudaError> {
         Processor::choose_at(device, 0)
     }
 
     /// As [`Processor::choose`], with the GPU of this index among those of the process.
-    pub fn choose_at(device: DeviceKind, gpu: usize) -> Result<Processor, CudaError> {
-        if device == DeviceKind::Cpu {
+    pub fn choose_at(device: Device, gpu: usize) -> Result<Processor, CudaError> {
+        if device == Device::Cpu {
             return Ok(Processor::Cpu);
         }
         match Gpu::open(gpu) {
             Ok(gpu) => Ok(Processor::Cuda(Box::new(gpu))),
-            Err(error) if device == DeviceKind::Cuda => Err(error),
+            Err(error) if device == Device::Cuda => Err(error),
             Err(error) => {
                 if !error.means_no_device() {
                     tracing::warn!("the GPU is not used: {error}; `xtrain doctor` says more");
@@ -96,11 +96,11 @@ impl Processor {
 
     /// The number of GPUs that this process sees.
     pub fn visible_gpus() -> usize {
-        xtrain_cuda::Device::all().map_or(0, |gpus| gpus.len())
+        xtrain_cuda::CudaDevice::all().map_or(0, |gpus| gpus.len())
     }
 
     /// The processor that was requested by name.
-    pub fn by_name(device: DeviceKind) -> Result<Processor, LearnError> {
+    pub fn by_name(device: Device) -> Result<Processor, LearnError> {
         Processor::choose(device).map_err(|error| LearnError::Device(format!("{}: {error}", device.name())))
     }
 

@@ -2,7 +2,7 @@
 
 use super::Processor;
 use std::collections::HashMap;
-use xtrain_config::DeviceKind;
+use xtrain_config::Device;
 use xtrain_model::Recipe;
 use xtrain_ops::{gemm_work_bytes, registry};
 use xtrain_program::{Arithmetic, Instance, KernelCost, Plan, Program, Region, Storage};
@@ -20,11 +20,11 @@ pub enum Target {
 
 impl Target {
     /// The target of `device` on this machine. A requested GPU need not be present.
-    pub fn for_device(device: DeviceKind) -> Target {
+    pub fn for_device(device: Device) -> Target {
         match device {
-            DeviceKind::Cpu => Target::Cpu,
-            DeviceKind::Cuda => Target::Cuda,
-            DeviceKind::Auto => Processor::choose(device).map_or(Target::Cpu, |processor| processor.target()),
+            Device::Cpu => Target::Cpu,
+            Device::Cuda => Target::Cuda,
+            Device::Auto => Processor::choose(device).map_or(Target::Cpu, |processor| processor.target()),
         }
     }
 

@@ -5,9 +5,10 @@ use super::{ProcessGroup, decoded, encoded};
 use crate::error::RunError;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
-use xtrain_config::{ParallelConfig, ReduceOrder, Transport};
-use xtrain_cuda::{CudaError, Device, Gpu, Installed, Library, NcclId};
+use xtrain_config::{ParallelConfig, Transport};
+use xtrain_cuda::{CudaDevice, CudaError, Gpu, Installed, Library, NcclId};
 use xtrain_distributed::{CommError, Groups};
+use xtrain_program::Reduce;
 use xtrain_runtime::{NcclGroups, groups_of_run};
 use xtrain_step::engine::{DataPath, Processor};
 
@@ -62,7 +63,7 @@ impl ProcessGroup {
     fn choose(&self, all: &[UsablePaths], parallel: &ParallelConfig) -> Result<TransportChoice, RunError> {
         let hosts = self.ranks.as_ref().map(|ranks| ranks.control.hosts()).unwrap_or_default();
         let of_rank = |(rank, why): (usize, &String)| format!("rank {rank} ({}): {why}", hosts[rank]);
-        let by_nccl = (parallel.reduce == ReduceOrder::Fast).then(|| {
+        let by_nccl = (parallel.reduce == Reduce::Fast).then(|| {
             "it does not add gradients, and parallel.reduce = \"fast\" asks for NCCL's sums".to_owned()
         });
         let mut errors =
@@ -98,9 +99,9 @@ impl ProcessGroup {
             if !own.shares_memory()? {
                 return Ok(Err("the driver does not share the GPU's memory between processes".to_owned()));
             }
-            let visible = Device::all()?;
+            let visible = CudaDevice::all()?;
             for (rank, uuid) in uuids.iter().enumerate().filter(|(_, uuid)| **uuid != gpu.info().uuid) {
-                let is_this = |device: &&Device| device.info().is_ok_and(|info| info.uuid == *uuid);
+                let is_this = |device: &&CudaDevice| device.info().is_ok_and(|info| info.uuid == *uuid);
                 match visible.iter().find(is_this) {
                     None => return Ok(Err(format!("the GPU of rank {rank} is not visible to it"))),
                     Some(peer) if own.is_linked_to(*peer)? => {}
@@ -118,8 +119,8 @@ impl ProcessGroup {
     /// NCCL's communicators between the GPUs of all ranks.
     fn nccl(&self, gpu: &Gpu, parallel: &ParallelConfig) -> Result<NcclGroups, RunError> {
         let Some(ranks) = &self.ranks else { unreachable!("ranks have chosen NCCL") };
-        let member = self.member();
-        let kinds = groups_of_run(member.world_size, parallel.replicas);
+        let rank = self.rank();
+        let kinds = groups_of_run(rank.world_size, parallel.replicas);
         let ids = self.nccl_ids(&kinds)?;
         let (began, limit) = (Instant::now(), parallel.start_timeout.duration());
         let poll = || match ranks.control.fault() {
@@ -131,7 +132,7 @@ impl ProcessGroup {
                 limit.as_secs_f32()
             )))),
         };
-        match NcclGroups::join(gpu.context(), member.rank, &kinds, &ids, &poll) {
+        match NcclGroups::join(gpu.context(), rank.index, &kinds, &ids, &poll) {
             Ok(groups) => Ok(groups.naming(parallel.name_collectives)),
             Err(Ended::Ranks(error)) => Err(error.into()),
             Err(Ended::Cuda(error)) => Err(refused(error)),
@@ -141,7 +142,7 @@ impl ProcessGroup {
     /// The id of this rank's group of each kind, which the first rank of the group makes.
     fn nccl_ids(&self, kinds: &[Groups]) -> Result<Vec<NcclId>, RunError> {
         let Some(ranks) = &self.ranks else { return Ok(Vec::new()) };
-        let rank = self.member().rank;
+        let rank = self.rank().index;
         let make = |groups: &Groups| match groups.place(rank) {
             0 => Ok(NcclId::new().map_err(refused)?.bytes().to_vec()),
             _ => Ok(Vec::new()),

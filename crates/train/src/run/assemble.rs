@@ -17,7 +17,7 @@ use crate::{exchange, source, static_scales};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
-use xtrain_config::{Config, DeviceKind as DeviceChoice, Facts, Parsed};
+use xtrain_config::{Config, Device as DeviceChoice, Facts, Parsed};
 use xtrain_data::{DataError, TokenStream, Tokenizer};
 use xtrain_model::Recipe;
 use xtrain_model::hf::HfConfig;
@@ -89,9 +89,9 @@ pub(super) fn prepare(
         shards: source::shards(&parsed.config)?.map(|dataset| dataset.name().to_owned()),
         epoch_tokens: Some(corpus.loader.epoch_tokens()),
         recipe,
-        world_size: Some(process_group.member().world_size),
+        world_size: Some(process_group.rank().world_size),
     };
-    let mut planned = planned::planned_for(parsed.resolve(&facts)?, process_group.member())?;
+    let mut planned = planned::planned_for(parsed.resolve(&facts)?, process_group.rank())?;
     let config = &mut planned.resolved.config;
     config.log.command = Vec::new();
     config.train.out = Some(folder.path().display().to_string());
@@ -231,7 +231,7 @@ pub(super) fn load(
     process_group: &ProcessGroup,
     recorded: BTreeMap<String, String>,
 ) -> Result<Loaded, RunError> {
-    let world_size = process_group.member().world_size;
+    let world_size = process_group.rank().world_size;
     let described = match world_size {
         1 => processor.describe(),
         n => format!("{n} x {}", processor.describe()),

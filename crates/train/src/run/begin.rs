@@ -144,7 +144,7 @@ fn check_before_text(
     if is_counted && !is_given && source::shards(config)?.is_none() {
         return Ok(());
     }
-    let planned = spec::plan_for(parsed, processor.target(), process_group.member())?;
+    let planned = spec::plan_for(parsed, processor.target(), process_group.rank())?;
     processor.check(planned.spec.recipe)?;
     let (planned, _) = choose::decide(planned, device)?;
     if planned.vocabulary_bound.is_none() {

@@ -2,7 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 use std::path::{Path, PathBuf};
-use xtrain_config::DeviceKind;
+use xtrain_config::Device;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Balancing, Batch, Loss};
 use xtrain_model::optimizer::{AdamWSpec, Optimizer};
@@ -41,7 +41,7 @@ pub fn drawn<T>(all: impl IntoIterator<Item = T>, count: usize) -> Vec<T> {
 
 /// An engine that poisons every output before it is written, on the device of the tests.
 pub fn engine() -> Box<dyn Engine> {
-    let device = if on_card() { DeviceKind::Cuda } else { DeviceKind::Cpu };
+    let device = if on_card() { Device::Cuda } else { Device::Cpu };
     let processor = Processor::choose(device).unwrap_or_else(|e| panic!("{e}"));
     processor.engine(Checks { poison: true, numerics: false }).unwrap_or_else(|e| panic!("{e}"))
 }

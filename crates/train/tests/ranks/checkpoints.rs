@@ -10,11 +10,10 @@ use std::sync::Arc;
 use std::thread;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
 use xtrain_checkpoint::{Checkpoint, CheckpointStore, Others};
-use xtrain_config::ReduceOrder;
 use xtrain_data::Tokenizer;
 use xtrain_distributed::{Alone, Channel, Communicator, ThreadChannel, ThreadCommunicator};
 use xtrain_model::{Description, Recipe};
-use xtrain_program::{Shard, StateKind};
+use xtrain_program::{Reduce, Shard, StateKind};
 use xtrain_step::layout::Layout;
 use xtrain_step::learner::{Learner, StepResult};
 use xtrain_step::programs;
@@ -108,10 +107,7 @@ fn a_run_in_any_world_that_goes_on_with_other_ranks_has_the_bits_of_one_that_was
     for recipe in Recipe::ALL {
         for case in 0..4 {
             let shards = if case & 1 == 0 { [Shard::Optimizer; 2] } else { [Shard::Weights, Shard::None] };
-            all.push((
-                World { reduce: ReduceOrder::AnyWorld, ..World::alone(recipe, case & 2 == 0, 4) },
-                shards,
-            ));
+            all.push((World { reduce: Reduce::AnyWorld, ..World::alone(recipe, case & 2 == 0, 4) }, shards));
         }
     }
     for (world, shards) in drawn(all) {
@@ -157,7 +153,7 @@ fn a_checkpoint_passes_through_every_kind_of_world_unchanged() {
         run_part(&base, folder.path(), 0..2, 0);
         let first = tensors(folder.path(), 0);
         assert!(first.values().all(|bytes| bytes.iter().any(|&byte| byte != 0)), "{recipe:?}");
-        let (same, any) = (ReduceOrder::SameWorld, ReduceOrder::AnyWorld);
+        let (same, any) = (Reduce::SameWorld, Reduce::AnyWorld);
         let kinds = [
             (4, 1, Shard::Optimizer, same),
             (1, 1, Shard::None, any),
@@ -165,7 +161,7 @@ fn a_checkpoint_passes_through_every_kind_of_world_unchanged() {
             (4, 1, Shard::None, any),
             (4, 2, Shard::Weights, any),
             (2, 1, Shard::Optimizer, any),
-            (6, 3, Shard::Gradients, ReduceOrder::Fast),
+            (6, 3, Shard::Gradients, Reduce::Fast),
             (4, 1, Shard::None, same),
             (2, 2, Shard::Weights, same),
             (4, 1, Shard::None, any),

@@ -4,7 +4,7 @@ use super::options::{Processes, RunFile, Threads};
 use super::values::{bandwidth, bounded, device, named, tokens};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
-use xtrain_config::{DeviceKind, Size, Transport, parse_count};
+use xtrain_config::{Device, Size, Transport, parse_count};
 use xtrain_lab::bench::{LinearShape, Routing};
 use xtrain_model::Recipe;
 use xtrain_planner::estimate::RANKS_PER_NODE;
@@ -52,7 +52,7 @@ pub(crate) struct OpBenchArgs {
     /// Device to compute on: auto (a GPU if there is one), cpu or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "file",
         value_parser = device())]
-    pub(crate) device: DeviceKind,
+    pub(crate) device: Device,
     /// Compute in this precision; by default bf16 on a GPU and fp32 on the CPU
     #[arg(long, conflicts_with = "file", value_parser = named(&Recipe::ALL, Recipe::name))]
     pub(crate) precision: Option<Recipe>,
@@ -190,7 +190,7 @@ pub(crate) struct BenchCommArgs {
     /// Device of a rank: auto (a GPU if there is one), cpu or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with_all = ["gpus", "ranks"],
         value_parser = device())]
-    pub(crate) device: DeviceKind,
+    pub(crate) device: Device,
     /// Path between GPUs, as parallel.transport: auto, copy, nccl or host
     #[arg(long, value_name = "PATH", default_value = "auto", value_parser = named(&Transport::ALL, Transport::name))]
     pub(crate) transport: Transport,
@@ -230,7 +230,7 @@ pub(crate) struct BenchFp8Args {
     /// Device to compute on: auto (a GPU if there is one), cpu (which emulates FP8) or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "file",
         value_parser = device())]
-    pub(crate) device: DeviceKind,
+    pub(crate) device: Device,
     #[command(flatten)]
     pub(crate) cpu: Threads,
     /// Number of measurements; the median is reported

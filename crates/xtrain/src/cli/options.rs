@@ -4,7 +4,7 @@ use super::values::{bounded, device, named, whole};
 use crate::failure::Failure;
 use clap::Args;
 use std::path::PathBuf;
-use xtrain_config::{DeviceKind, Override};
+use xtrain_config::{Device, Override};
 use xtrain_model::Recipe;
 
 #[derive(Debug, Args)]
@@ -42,16 +42,16 @@ impl Processes {
     pub(crate) fn device(&self, sets: &[String]) -> Result<Option<Override>, Failure> {
         const KEY: &str = "train.device";
         let Some((option, count)) = self.given() else { return Ok(None) };
-        let device = if self.gpus.is_some() { DeviceKind::Cuda } else { DeviceKind::Cpu };
+        let device = if self.gpus.is_some() { Device::Cuda } else { Device::Cpu };
         let of_key = |set: &String| {
             set.split_once('=').filter(|(key, _)| key.trim() == KEY).map(|(_, v)| v.to_owned())
         };
         if let Some(given) = sets.iter().find_map(of_key)
-            && ![device.name(), DeviceKind::Auto.name(), ""].contains(&given.trim().trim_matches(['"', '\'']))
+            && ![device.name(), Device::Auto.name(), ""].contains(&given.trim().trim_matches(['"', '\'']))
         {
             return Err(Failure::user(format!(
                 "{option} {count} is for {}, and --set {KEY}={} asks for another device; leave one of them out",
-                if device == DeviceKind::Cuda { "GPUs" } else { "processes on the CPU" },
+                if device == Device::Cuda { "GPUs" } else { "processes on the CPU" },
                 given.trim()
             )));
         }
@@ -72,7 +72,7 @@ pub(crate) struct Threads {
 pub(crate) struct OnDevice {
     /// Device to compute on: auto (a GPU if there is one), cpu or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device())]
-    pub(crate) device: DeviceKind,
+    pub(crate) device: Device,
 }
 
 /// A model: a run folder or a Hugging Face folder.

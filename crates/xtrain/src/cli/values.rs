@@ -2,7 +2,7 @@
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use std::ops::RangeInclusive;
-use xtrain_config::{COUNT_UNITS, DeviceKind, Rate, parse_count};
+use xtrain_config::{COUNT_UNITS, Device, Rate, parse_count};
 use xtrain_data::{Split, Take};
 
 /// One of `all`, by its name in run files.
@@ -26,12 +26,12 @@ pub(super) fn split() -> impl TypedValueParser<Value = Take> {
 }
 
 /// A device, by its name in run files. Another program's name for a device gets ours as a suggestion.
-pub(super) fn device() -> impl TypedValueParser<Value = DeviceKind> {
-    let values = DeviceKind::ALL.map(|device| PossibleValue::new(device.name()).aliases(device.aliases()));
+pub(super) fn device() -> impl TypedValueParser<Value = Device> {
+    let values = Device::ALL.map(|device| PossibleValue::new(device.name()).aliases(device.aliases()));
     PossibleValuesParser::new(values).try_map(|text| {
-        let is_called = |device: &DeviceKind| device.aliases().any(|alias| alias == text);
-        let ours = DeviceKind::ALL.into_iter().find(is_called).map(DeviceKind::name);
-        let named = DeviceKind::ALL.into_iter().find(|device| device.name() == text);
+        let is_called = |device: &Device| device.aliases().any(|alias| alias == text);
+        let ours = Device::ALL.into_iter().find(is_called).map(Device::name);
+        let named = Device::ALL.into_iter().find(|device| device.name() == text);
         named.ok_or_else(|| format!("did you mean '{}'?", ours.unwrap_or("auto")))
     })
 }

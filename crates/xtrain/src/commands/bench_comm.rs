@@ -6,7 +6,7 @@ use crate::ranks::{self, Place};
 use crate::terminal;
 use std::path::Path;
 use std::process::ExitCode;
-use xtrain_config::{DeviceKind, ParallelConfig};
+use xtrain_config::{Device, ParallelConfig};
 use xtrain_lab::bench::{self, CommOptions, CommSpeeds};
 use xtrain_report::metrics::format;
 
@@ -26,8 +26,8 @@ pub(crate) fn run(args: &BenchCommArgs, place: &Place) -> Result<ExitCode, Failu
     terminal::use_share_of_threads(args.cpu.threads, place.local_world_size())?;
     let process_group = place.join(&ParallelConfig::default(), Path::new(FOLDER))?;
     let device = match (args.processes.gpus, args.processes.ranks) {
-        (Some(_), _) => DeviceKind::Cuda,
-        (_, Some(_)) => DeviceKind::Cpu,
+        (Some(_), _) => Device::Cuda,
+        (_, Some(_)) => Device::Cpu,
         _ => args.device,
     };
     let sizes = match args.size.is_empty() {

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::terminal;
 use std::path::Path;
 use xtrain_checkpoint::hf::ExportOptions;
-use xtrain_config::DeviceKind;
+use xtrain_config::Device;
 use xtrain_train::exchange::{export, warn_of_unexported_files};
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
@@ -19,7 +19,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         )));
     }
     // An export computes nothing.
-    let mut opened = open_model(&args.model, DeviceKind::Cpu, None)?;
+    let mut opened = open_model(&args.model, Device::Cpu, None)?;
     let dtype = args.dtype.unwrap_or(opened.export_dtype);
     let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_size.0, overwrite: args.overwrite };
     if opened.step.is_none() {

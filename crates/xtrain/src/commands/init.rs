@@ -3,7 +3,7 @@
 use crate::cli::InitArgs;
 use crate::failure::Failure;
 use crate::terminal;
-use xtrain_config::DeviceKind;
+use xtrain_config::Device;
 use xtrain_data::shell_path;
 use xtrain_step::engine::Processor;
 use xtrain_train::draft::{self, Draft};
@@ -13,7 +13,7 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
         return Err(draft::exists(&args.out).into());
     }
     let threads = terminal::thread_count(0)?;
-    let processor = Processor::by_name(DeviceKind::Auto)?;
+    let processor = Processor::by_name(Device::Auto)?;
     let draft = Draft::new(&args.sources, &args.out, &processor, threads)?;
     draft.write(&args.out)?;
     let (file, word) = (terminal::shown_path(&args.out), shell_path(&args.out));

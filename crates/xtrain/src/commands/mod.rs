@@ -22,22 +22,18 @@ mod transcript;
 use crate::cli::ModelArgs;
 use crate::failure::Failure;
 use crate::terminal;
-use xtrain_config::DeviceKind;
+use xtrain_config::Device;
 use xtrain_model::Recipe;
 use xtrain_train::open_model::{OpenedModel, Which, open};
 
 /// Opens the model that a command names, on `device`; `recipe` replaces the precision of its computation.
-fn open_model(args: &ModelArgs, device: DeviceKind, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
+fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
     terminal::use_threads(args.cpu.threads)?;
     reopen_model(args, device, recipe)
 }
 
 /// As [`open_model`] in a process whose threads are already started.
-fn reopen_model(
-    args: &ModelArgs,
-    device: DeviceKind,
-    recipe: Option<Recipe>,
-) -> Result<OpenedModel, Failure> {
+fn reopen_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
     Ok(open(&args.model, which(args.step, args.best), device, recipe)?)
 }
 

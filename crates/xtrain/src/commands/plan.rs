@@ -5,16 +5,16 @@ use crate::failure::Failure;
 use crate::plan_table::{self, Advised, Answer, Tables};
 use crate::terminal;
 use std::path::Path;
-use xtrain_config::DeviceKind::Auto;
+use xtrain_config::Device::Auto;
 use xtrain_config::{Config, ConfigErrors, Override, ParallelConfig, Parsed};
 use xtrain_planner::advice::Planner;
 use xtrain_planner::estimate::Device;
 use xtrain_planner::planned::Planned;
 use xtrain_planner::{choose, fp8_skip};
+use xtrain_rank::Rank;
 use xtrain_report::lanes::write_lanes;
 use xtrain_step::engine::{Processor, Room, Target};
 use xtrain_step::error::LearnError;
-use xtrain_step::member::Member;
 use xtrain_step::programs;
 use xtrain_train::process_group::transport;
 use xtrain_train::spec::plan_for;
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         let spans_nodes = args.processes.gpus.is_some() && ranks > args.gpus_per_node;
         transport::check(&parsed.config.parallel, target == Target::Cuda, spans_nodes)?;
     }
-    let planned = plan_for(&parsed, target, Member::first_of(ranks))?;
+    let planned = plan_for(&parsed, target, Rank::first_of(ranks))?;
     let recipe = planned.spec.recipe;
     let device = match (&args.device_model, &processor, args.memory) {
         (Some(model), ..) => Some(Device::model(model)?),
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let replan = |ranks: usize, settings: &[String]| -> Result<Planned, Failure> {
         let changed: Vec<Override> =
             sets.iter().cloned().chain(settings.iter().cloned().map(Override::Set)).collect();
-        Ok(plan_for(&load(&args.run.file, &changed, ranks)?, target, Member::first_of(ranks))?)
+        Ok(plan_for(&load(&args.run.file, &changed, ranks)?, target, Rank::first_of(ranks))?)
     };
     let advised = match &device {
         Some(device) => {
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
                 "--svg draws times, and there is no device to estimate them for; name one, as in --device-model h100",
             ));
         };
-        let ranks = planned.member.world_size;
+        let ranks = planned.rank.world_size;
         let title = format!("{}: a step on {ranks} x {}", planned.spec.model, device.name);
         write_lanes(path, &timeline.picture(&title, &program))?;
     }
@@ -170,7 +170,7 @@ fn load(path: &Path, sets: &[Override], ranks: usize) -> Result<Parsed, Failure>
     let is_of_model = |set: &&Override| matches!(set, Override::Set(set) if set.starts_with("model.") || set.starts_with("experts."));
     let of_model: Vec<Override> = sets.iter().filter(is_of_model).cloned().collect();
     let first = parse(Example { seq_len: 1, tokens: 1, batch_size: ranks }, &of_model)?;
-    let planned = plan_for(&first, Target::Cuda, Member::first_of(ranks))?;
+    let planned = plan_for(&first, Target::Cuda, Rank::first_of(ranks))?;
     let seq_len = planned.spec.model.context().min(SEQ_LEN);
     let active = planned.spec.model.active_parameter_count() as u64;
     Ok(parse(Example::new(active, seq_len, ranks), sets)?)

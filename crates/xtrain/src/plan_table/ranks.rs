@@ -21,7 +21,7 @@ pub(super) fn text(
     micro_steps: usize,
     advised: Option<&Advised<'_>>,
 ) -> String {
-    let ranks = spec.parallel.world_size;
+    let ranks = spec.parallel.rank.world_size;
     if ranks == 1 {
         return String::new();
     }
@@ -205,6 +205,7 @@ mod tests {
     use std::path::Path;
     use xtrain_config::Config;
     use xtrain_program::{Parallel, Shard};
+    use xtrain_rank::Rank;
     use xtrain_step::programs;
     use xtrain_train::spec;
 
@@ -217,7 +218,10 @@ mod tests {
         let parsed =
             Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[] as &[&str]).expect("a run file");
         let spec = spec::plan(&parsed).expect("a plan").spec;
-        let spec = TrainingSpec { parallel: Parallel { world_size, shard, ..Parallel::ALONE }, ..spec };
+        let spec = TrainingSpec {
+            parallel: Parallel { rank: Rank::first_of(world_size), shard, ..Parallel::ALONE },
+            ..spec
+        };
         let program = programs::training(&spec).expect("a program");
         (spec, program)
     }
@@ -259,7 +263,7 @@ mod tests {
             chosen: Some("recompute=none".into()),
         };
         let row = |mode, is_given, is_proposed| ModeRow { mode, is_given, is_proposed };
-        use xtrain_config::Shard;
+        use xtrain_program::Shard;
         let three = |proposed: usize| {
             vec![
                 row(mode(Shard::None, 3 << 30, 0.9), false, proposed == 0),
@@ -305,7 +309,7 @@ mod tests {
         let (spec, program) = of_world(3, Shard::Optimizer);
         let held: Vec<usize> = (0..3)
             .map(|rank| {
-                let parallel = Parallel { rank, ..spec.parallel };
+                let parallel = Parallel { rank: spec.parallel.rank.with_index(rank), ..spec.parallel };
                 let layout = Layout::from_spec(&TrainingSpec { parallel, ..spec.clone() }).expect("a layout");
                 let rows = |name: &str| layout.held(StateKind::Master, name).expect("a part").rows.len();
                 let elements =

@@ -13,6 +13,7 @@ use xtrain_distributed::{ThreadChannel, ThreadCommunicator};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_planner::planned;
 use xtrain_program::{Parallel, Shard};
+use xtrain_rank::Rank;
 use xtrain_runtime::CpuEngine;
 use xtrain_step::learner::Learner;
 use xtrain_step::training_spec::TrainingSpec;
@@ -33,8 +34,11 @@ fn save_again(run: &Path, ranks: usize) {
     let places = ThreadCommunicator::world(ranks).into_iter().zip(ThreadChannel::world(ranks));
     thread::scope(|scope| {
         for (rank, (communicator, channel)) in places.enumerate() {
-            let parallel =
-                Parallel { world_size: ranks, rank, shard: Shard::Optimizer, ..planned.spec.parallel };
+            let parallel = Parallel {
+                rank: Rank { index: rank, world_size: ranks },
+                shard: Shard::Optimizer,
+                ..planned.spec.parallel
+            };
             let spec = TrainingSpec { parallel, ..planned.spec.clone() };
             let (folder, again, documents) = (&folder, again.path(), &documents);
             scope.spawn(move || {

@@ -20,6 +20,7 @@ use xtrain_checkpoint::CheckpointStore;
 use xtrain_distributed::{Channel, ThreadChannel, ThreadCommunicator};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Parallel, Shard};
+use xtrain_rank::Rank;
 use xtrain_runtime::CpuEngine;
 use xtrain_step::learner::Learner;
 use xtrain_step::training_spec::TrainingSpec;
@@ -41,7 +42,11 @@ fn on_ranks<T: Send>(
         let job = &job;
         let start = |(communicator, channel): (ThreadCommunicator, ThreadChannel)| {
             let rank = channel.rank();
-            let parallel = Parallel { world_size: ranks, rank, shard: Shard::Optimizer, ..spec.parallel };
+            let parallel = Parallel {
+                rank: Rank { index: rank, world_size: ranks },
+                shard: Shard::Optimizer,
+                ..spec.parallel
+            };
             let spec = TrainingSpec { parallel, ..spec.clone() };
             scope.spawn(move || {
                 let engine =

@@ -5,6 +5,7 @@
 //! exports read it.
 
 use crate::ModelError;
+use crate::init::Init;
 use std::any::Any;
 use xtrain_ops::dispatch::Dispatch;
 use xtrain_ops::groups::Groups;
@@ -98,6 +99,30 @@ pub enum Norm {
     },
 }
 
+impl Norm {
+    /// The number that it adds to the mean square.
+    pub(crate) const fn eps(self) -> f64 {
+        match self {
+            Norm::Rms { eps } => eps,
+        }
+    }
+
+    /// The key of config.json that has this number.
+    pub(crate) const fn eps_key(self) -> &'static str {
+        match self {
+            Norm::Rms { .. } => "rms_norm_eps",
+        }
+    }
+
+    /// The ends of the names of its parameters, which have a number for each column, and their initial
+    /// values.
+    pub(crate) const fn parameters(self) -> &'static [(&'static str, Init)] {
+        match self {
+            Norm::Rms { .. } => &[("weight", Init::Ones)],
+        }
+    }
+}
+
 /// A function between the projections of a feed-forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
@@ -110,6 +135,13 @@ impl Activation {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Activation::Swiglu => "swiglu",
+        }
+    }
+
+    /// Its name in messages, and those in `hidden_act` of config.json; exports have the first.
+    pub(crate) const fn names_in_files(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Activation::Swiglu => ("SwiGLU", &["silu", "swish"]),
         }
     }
 
@@ -135,8 +167,8 @@ pub struct Mlp {
     pub activation: Activation,
 }
 
-/// A mixture of experts: a router chooses feed-forwards for each token, and their outputs are added, each times
-/// its gate (arXiv 2401.04088, 2412.19437).
+/// A mixture of experts: a router chooses feed-forwards for each token, and their outputs are added, each
+/// times its gate (arXiv 2401.04088, 2412.19437).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experts {
     /// The experts to choose from.

@@ -22,8 +22,7 @@ pub struct Mixture {
 
 impl Mixture {
     /// The experts of a block, with these names in files.
-    pub(crate) fn layer(&self, modules: &'static ExpertModules) -> Experts {
-        let activation = Activation::Swiglu;
+    pub(crate) fn layer(&self, modules: &'static ExpertModules, activation: Activation) -> Experts {
         Experts {
             count: self.count,
             ffn_dim: self.ffn_dim,

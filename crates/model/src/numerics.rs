@@ -183,8 +183,8 @@ impl Numerics {
         Some(|layer: &Origin, operand| scales.get(&layer.to_string(), operand))
     }
 
-    /// The format in which the input of an activation, or of the linear layer after attention, is saved for the
-    /// backward in a model of this many blocks; `None` saves it unchanged.
+    /// The format in which the input of an activation, or of the linear layer after attention, is saved for
+    /// the backward in a model of this many blocks; `None` saves it unchanged.
     pub fn saved_input(&self, candidate: save_fp8::SaveCandidate<'_>, layers: usize) -> Option<Quantization> {
         let save_fp8::SaveCandidate { origin, op, reader, columns } = candidate;
         let block = origin.block? as usize;

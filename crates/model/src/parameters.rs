@@ -3,7 +3,7 @@
 //! The list is the one place for all of it; tracing declares parameters from it by name ([`Parameters`]).
 
 use crate::layer::{EXPERT, ROUTER};
-use crate::{Architecture, FeedForward, Layer, LinearSpec, Mixer};
+use crate::{Architecture, FeedForward, Init, Layer, LinearSpec, Mixer};
 use std::collections::HashMap;
 use xtrain_program::{StateKind, Tracer, ValueId};
 use xtrain_tensor::{DType, NamePart, NameWhole, Shape, TensorType};
@@ -84,17 +84,6 @@ impl ParameterGroup {
     }
 }
 
-/// The initial values of a parameter.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Init {
-    /// All ones: norms.
-    Ones,
-    /// All zeros: biases.
-    Zeros,
-    /// Normal numbers; the standard deviation as a multiple of the run's `init_std`.
-    Normal(f32),
-}
-
 /// The name of a site in a block: `blocks.3.attn.o_proj`.
 pub fn in_block(block: usize, site: &str) -> String {
     format!("blocks.{block}.{site}")
@@ -103,7 +92,7 @@ pub fn in_block(block: usize, site: &str) -> String {
 /// Names of the parameters outside of the blocks.
 pub(crate) mod names {
     pub(crate) const EMBED: &str = "embed.weight";
-    pub(crate) const FINAL_NORM: &str = "norm.weight";
+    pub(crate) const FINAL_NORM: &str = "norm";
     pub(crate) const HEAD: &str = "lm_head.weight";
 }
 
@@ -155,7 +144,7 @@ impl Architecture {
         for (block, layer) in self.layers.iter().enumerate() {
             list.layer(block, layer);
         }
-        list.norm(names::FINAL_NORM, self.dim, "model.norm.weight");
+        list.stream_norm(names::FINAL_NORM, "model.norm");
         if !self.tie_embeddings {
             let parts = HfParts::one(names::HEAD, self.vocab_size);
             let shape = [self.vocab_size, self.dim];
@@ -203,10 +192,10 @@ struct List<'a> {
 
 impl List<'_> {
     fn layer(&mut self, block: usize, layer: &Layer) {
-        let (model, dim) = (self.model, self.model.dim);
+        let dim = self.model.dim;
         let ours = |site: &str| in_block(block, site);
         let theirs = |module: &str| format!("model.layers.{block}.{module}.weight");
-        self.norm(&ours("attn_norm.weight"), dim, &theirs("input_layernorm"));
+        self.stream_norm(&ours("attn_norm"), &format!("model.layers.{block}.input_layernorm"));
         match &layer.mixer {
             Mixer::Attention(attention) => {
                 self.linear(block, &attention.qkv_proj(dim));
@@ -215,13 +204,13 @@ impl List<'_> {
                         ("attn.q_norm.weight", "self_attn.q_norm"),
                         ("attn.k_norm.weight", "self_attn.k_norm"),
                     ] {
-                        self.norm(&ours(site), attention.head_dim, &theirs(module));
+                        self.norm(&ours(site), attention.head_dim, &theirs(module), Init::Ones);
                     }
                 }
                 self.linear(block, &attention.o_proj(dim));
             }
         }
-        self.norm(&ours("mlp_norm.weight"), model.dim, &theirs("post_attention_layernorm"));
+        self.stream_norm(&ours("mlp_norm"), &format!("model.layers.{block}.post_attention_layernorm"));
         match &layer.feed_forward {
             FeedForward::Dense(mlp) => {
                 self.linear(block, &mlp.gate_up_proj(dim));
@@ -291,12 +280,19 @@ impl List<'_> {
         self.parameters.push(ParameterSpec { name, shape, group, init, parts, whole });
     }
 
-    fn norm(&mut self, name: &str, width: usize, theirs: &str) {
+    /// The parameters of a norm of the residual stream.
+    fn stream_norm(&mut self, ours: &str, theirs: &str) {
+        for &(end, init) in self.model.norm.parameters() {
+            self.norm(&format!("{ours}.{end}"), self.model.dim, &format!("{theirs}.{end}"), init);
+        }
+    }
+
+    fn norm(&mut self, name: &str, width: usize, theirs: &str, init: Init) {
         self.parameters.push(ParameterSpec {
             name: name.into(),
             shape: vec![width],
             group: ParameterGroup::Norm,
-            init: Init::Ones,
+            init,
             parts: HfParts::one(theirs, width),
             whole: None,
         });

@@ -27,7 +27,7 @@ const LOOPBACK: &str = "127.0.0.1";
 /// Ports that are derived from the number of a job. Linux gives ports from 32768 on to outgoing connections.
 const HIGH_PORTS: Range<u16> = 20_000..30_000;
 
-/// Variable with the process number of the [`Launch`](crate::RankLauncher) that started a rank.
+/// Variable with the process number of the [`RankLauncher`](crate::RankLauncher) that started a rank.
 pub(crate) const LAUNCHER_VARIABLE: &str = "XTRAIN_LAUNCHER";
 
 /// Variable with the soft limit on open files that the process had which started this one and raised it.

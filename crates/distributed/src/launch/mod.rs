@@ -70,8 +70,8 @@ impl RankLauncher {
     /// Starts the ranks, waits until all have ended, and returns the exit code of the run: that of the first
     /// rank that failed, 128 + n for a rank that signal n ended, or 0.
     ///
-    /// RankProcess 0 has the standard input and outputs of this process. The lines of the others' standard error
-    /// output are passed on with `[rank r] ` in front; their standard output only if they fail. SIGINT,
+    /// Rank 0 has the standard input and outputs of this process. The lines of the others' standard
+    /// error output are passed on with `[rank r] ` in front; their standard output only if they fail. SIGINT,
     /// SIGTERM and SIGUSR1 are passed on to the ranks, and have no other effect on this process any more,
     /// also after the return. When a rank fails, the others have two seconds to end by themselves; then they
     /// get SIGTERM, and SIGKILL after [`RankLauncher::grace`].

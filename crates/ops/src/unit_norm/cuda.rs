@@ -150,21 +150,21 @@ impl Units {
             // Keeps the tables' memory allocated as long as this work.
             let _tables = (&self.chunks, &self.ranges);
             if self.chunk_count > 0 {
-                // SAFETY: the kernel takes one `Arguments`. The table holds one `UnitChunk` for each block, whose
-                // elements lie in a gradient and have the type and the alignment of its flags; there is one
-                // sum for each block.
+                // SAFETY: the kernel takes one `Arguments`. The table holds one `UnitChunk` for each block,
+                // whose elements lie in a gradient and have the type and the alignment of its flags; there is
+                // one sum for each block.
                 unsafe { chunks.launch(Launch::row(self.chunk_count, THREADS), &self.of_chunks, stream)? };
             }
             let blocks = self.of_units.count.div_ceil(u64::from(SUM_THREADS)) as u32;
             if blocks > 0 {
-                // SAFETY: the kernel takes one `RangeArguments`. The first launch wrote the sums of all chunks,
-                // of which the table holds a `Range` for each of `count` units.
+                // SAFETY: the kernel takes one `RangeArguments`. The first launch wrote the sums of all
+                // chunks, of which the table holds a `Range` for each of `count` units.
                 unsafe { ranges.launch(Launch::row(blocks, SUM_THREADS), &self.of_units, stream)? };
             }
             let Some((of_gradients, _)) = &of_gradients else { return Ok(()) };
-            // SAFETY: the kernel takes one `RangeArguments` and runs in one block. The launch before wrote the
-            // sums of all units, of which the table holds a `Range` for each of `count` gradients, and the
-            // total is one f64.
+            // SAFETY: the kernel takes one `RangeArguments` and runs in one block. The launch before wrote
+            // the sums of all units, of which the table holds a `Range` for each of `count` gradients, and
+            // the total is one f64.
             unsafe { total.launch(Launch::row(1, SUM_THREADS), of_gradients, stream) }
         }))
     }

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, proce
 from transformers import AutoTokenizer
 
 import documents
-import made
+import shapes
 from library import shards
 
 CHAT = ["Hello <|im_start|>user<|im_end|> x", "<think> x</think>", "a <mask>  b", " leading", "  two", "the cat<s>the", "tie\u0302\u0301ng Việt e\u0301", "中 \u4e2d文 Mixed CASE", "▁a ▁ b"]
@@ -37,20 +37,20 @@ def typed(content, **flags):
 
 
 def byte_level():
-    return made.end(made.byte_bpe(pre_tokenizers.ByteLevel(add_prefix_space=False)))
+    return shapes.end(shapes.byte_bpe(pre_tokenizers.ByteLevel(add_prefix_space=False)))
 
 
 def qwen():
-    return made.end(made.byte_bpe(made.byte_split(made.QWEN), normalizers.NFC()))
+    return shapes.end(shapes.byte_bpe(shapes.byte_split(shapes.QWEN), normalizers.NFC()))
 
 
 def no_end():
-    return made.byte_bpe(made.byte_split(made.QWEN))
+    return shapes.byte_bpe(shapes.byte_split(shapes.QWEN))
 
 
 def in_vocabulary():
     """Tokens in the vocabulary that are no added tokens."""
-    t = made.byte_bpe(made.byte_split(made.QWEN))
+    t = shapes.byte_bpe(shapes.byte_split(shapes.QWEN))
     content = json.loads(t.to_str())
     for name in ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]:
         content["model"]["vocab"][name] = len(content["model"]["vocab"])
@@ -77,7 +77,7 @@ def ignoring_merges():
 
 
 def llama2():
-    return made.spaced_bpe(norm=normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]))
+    return shapes.spaced_bpe(norm=normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]))
 
 
 def with_template(t, begin, after=None):
@@ -190,22 +190,22 @@ def cases():
         "mistral": (llama2, LLAMA | {"legacy": True}, m("mistral")),
         "mixtral": (llama2, LLAMA, m("mixtral")),
         "code_llama": (llama2, {"tokenizer_class": "CodeLlamaTokenizer"}, {}),
-        "gemma": (lambda: made.spaced_bpe(pre_tokenizers.Split(" ", "merged_with_previous"), normalizers.Replace(" ", "▁")), {"tokenizer_class": "GemmaTokenizer"}, {}),
+        "gemma": (lambda: shapes.spaced_bpe(pre_tokenizers.Split(" ", "merged_with_previous"), normalizers.Replace(" ", "▁")), {"tokenizer_class": "GemmaTokenizer"}, {}),
         "gemma_over_llama": (llama2, {"tokenizer_class": "GemmaTokenizerFast"}, {}),
-        "bert": (lambda: made.word_piece(pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer()), {"tokenizer_class": "BertTokenizer"}, {}),
-        "bert_cased": (lambda: made.word_piece(pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer()), {"tokenizer_class": "BertTokenizer", "do_lower_case": False}, {}),
-        "bert_options": (lambda: made.word_piece(pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer()),
+        "bert": (lambda: shapes.word_piece(pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer()), {"tokenizer_class": "BertTokenizer"}, {}),
+        "bert_cased": (lambda: shapes.word_piece(pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer()), {"tokenizer_class": "BertTokenizer", "do_lower_case": False}, {}),
+        "bert_options": (lambda: shapes.word_piece(pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer()),
                          {"tokenizer_class": "DistilBertTokenizerFast", "tokenize_chinese_chars": False, "strip_accents": False}, {}),
-        "t5": (lambda: made.unigram(pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])), {"tokenizer_class": "T5Tokenizer"}, {}),
-        "t5_few": (lambda: made.unigram(pre_tokenizers.Metaspace(), normalizers.NFKC()), {"tokenizer_class": "T5Tokenizer", "extra_ids": 3}, {}),
-        "t5_named": (lambda: made.unigram(pre_tokenizers.Metaspace()), {"tokenizer_class": "T5Tokenizer", "additional_special_tokens": ["<extra_id_0>", "<a>"]}, {}),
-        "electra": (lambda: made.word_piece(pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer(lowercase=False)), {"tokenizer_class": "ElectraTokenizerFast"}, {}),
-        "layoutlm": (lambda: made.word_piece(pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer(lowercase=False)), {"tokenizer_class": "LayoutLMTokenizer"}, {}),
+        "t5": (lambda: shapes.unigram(pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])), {"tokenizer_class": "T5Tokenizer"}, {}),
+        "t5_few": (lambda: shapes.unigram(pre_tokenizers.Metaspace(), normalizers.NFKC()), {"tokenizer_class": "T5Tokenizer", "extra_ids": 3}, {}),
+        "t5_named": (lambda: shapes.unigram(pre_tokenizers.Metaspace()), {"tokenizer_class": "T5Tokenizer", "additional_special_tokens": ["<extra_id_0>", "<a>"]}, {}),
+        "electra": (lambda: shapes.word_piece(pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer(lowercase=False)), {"tokenizer_class": "ElectraTokenizerFast"}, {}),
+        "layoutlm": (lambda: shapes.word_piece(pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer(lowercase=False)), {"tokenizer_class": "LayoutLMTokenizer"}, {}),
         "longformer_prefix": (qwen, {"tokenizer_class": "LongformerTokenizerFast", "add_prefix_space": True} | END, {}),
         "led_prefix": (qwen, {"tokenizer_class": "LEDTokenizer", "add_prefix_space": True} | END, {}),
         "phi3": (llama2, LLAMA | {"tokenizer_class": "Phi3Tokenizer", "add_prefix_space": False}, {}),
-        "xlm_roberta": (lambda: made.unigram(pre_tokenizers.Metaspace()), {"tokenizer_class": "XLMRobertaTokenizer"}, {}),
-        "xlm_no_prefix": (lambda: made.unigram(pre_tokenizers.Metaspace()), {"tokenizer_class": "XLMRobertaTokenizer", "add_prefix_space": False}, {}),
+        "xlm_roberta": (lambda: shapes.unigram(pre_tokenizers.Metaspace()), {"tokenizer_class": "XLMRobertaTokenizer"}, {}),
+        "xlm_no_prefix": (lambda: shapes.unigram(pre_tokenizers.Metaspace()), {"tokenizer_class": "XLMRobertaTokenizer", "add_prefix_space": False}, {}),
         "mistral_regex": (wide, FAST | END | {"fix_mistral_regex": True}, m("mistral", transformers_version="4.50.0")),
         "mistral_regex_new": (wide, FAST | END | {"fix_mistral_regex": True}, m("mistral", transformers_version="5.1.0")),
         "mistral_regex_llama": (wide, FAST | END | {"fix_mistral_regex": True}, m("llama")),
@@ -216,7 +216,7 @@ def cases():
     keys = ["extra_special_tokens", "additional_special_tokens"]
     for extra, additional in itertools.product([(), None, [], {}, ["<x>"], {"x_token": "<x>"}], [(), None, [], ["<x>"]]):
         lists = {key: value for key, value in zip(keys, [extra, additional]) if value != ()}
-        t5 = lambda: made.unigram(pre_tokenizers.Metaspace())
+        t5 = lambda: shapes.unigram(pre_tokenizers.Metaspace())
         found[f"t5_lists {json.dumps(lists)}"] = (t5, {"tokenizer_class": "T5Tokenizer"} | lists, {})
         found[f"t5_map {json.dumps(lists)}"] = (t5, {"tokenizer_class": "T5Tokenizer"}, {"special_tokens_map.json": lists})
     return found
@@ -224,7 +224,7 @@ def cases():
 
 # Classes that are not reproduced: xtrain must name them.
 NAMED = {
-    "named_albert": (lambda: made.unigram(pre_tokenizers.Metaspace()), {"tokenizer_class": "AlbertTokenizer", "eos_token": "</s>"}, {}, "AlbertTokenizer"),
+    "named_albert": (lambda: shapes.unigram(pre_tokenizers.Metaspace()), {"tokenizer_class": "AlbertTokenizer", "eos_token": "</s>"}, {}, "AlbertTokenizer"),
     "named_python": (qwen, {"tokenizer_class": "CTRLTokenizer"} | END, {}, "CTRLTokenizer"),
     "named_qwen2": (no_end, FAST | END, {"config.json": {"model_type": "qwen2"}}, "Qwen2Tokenizer"),
     "named_code": (qwen, FAST | END | {"auto_map": {"AutoTokenizer": ["x.Y", None]}}, {}, "auto_map"),

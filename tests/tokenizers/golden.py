@@ -15,16 +15,16 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 import folders
-import made
+import shapes
 
-byte_bpe = made.byte_bpe
+byte_bpe = shapes.byte_bpe
 OUT = Path(__file__).parents[2] / "crates/data/tests/golden"
 TEXTS = ["In 1234567 years, 12 days; it's 3.14", "a\n the end\n\n  two  spaces\t\r\n x", "naïve tiếng Việt tie\u0302\u0301ng e\u0301 İ ſ ß ﬁ", "x ® y §5 — “x”… 、。 $^~",
          "東京タワー 中文 한국어 각 हिन्दी ไทย", "camelCase HTTPServer snake_case don't I'LL 'ſ", "½ ² Ⅷ ٣٤ 𝟙𝟚 \u00a0\u3000\u2028z", "the cat, THE CAT; thethe <think>x</think>"]
 
 
 def base(size=300):
-    return byte_bpe(made.byte_split(made.QWEN), size=size)
+    return byte_bpe(shapes.byte_split(shapes.QWEN), size=size)
 
 
 def with_steps(pre, norm):
@@ -39,28 +39,28 @@ def pipelines():
     """Parts of tokenizer.json over that of `base`, and ids."""
     p, n = pre_tokenizers, normalizers
     steps = lambda *steps: p.Sequence([*steps, p.ByteLevel(add_prefix_space=False, use_regex=False)])
-    split = made.split
-    parts = {name: (made.byte_split(regex), None, []) for name, regex in
-             {"gpt2": made.GPT2, "qwen": made.QWEN, "llama3": made.LLAMA3, "qwen35": made.QWEN35, "cl100k": made.CL100K, "o200k": made.O200K, "bloom": made.BLOOM}.items()}
-    parts |= {f"spelling {regex}": (made.byte_split(regex), None, []) for regex in made.SPELLINGS}
+    split = shapes.split
+    parts = {name: (shapes.byte_split(regex), None, []) for name, regex in
+             {"gpt2": shapes.GPT2, "qwen": shapes.QWEN, "llama3": shapes.LLAMA3, "qwen35": shapes.QWEN35, "cl100k": shapes.CL100K, "o200k": shapes.O200K, "bloom": shapes.BLOOM}.items()}
+    parts |= {f"spelling {regex}": (shapes.byte_split(regex), None, []) for regex in shapes.SPELLINGS}
     parts |= {
         "bytes": (p.ByteLevel(add_prefix_space=True), None, []),
-        "deepseek": (made.byte_split(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", made.DEEPSEEK), None, []),
+        "deepseek": (shapes.byte_split(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", shapes.DEEPSEEK), None, []),
         "digits": (p.Sequence([p.Digits(True), p.ByteLevel(add_prefix_space=False)]), n.NFC(), []),
         "punctuation": (steps(p.Punctuation("merged_with_previous")), n.NFKC(), []),
         "scripts": (steps(p.UnicodeScripts()), n.Lowercase(), []),
         "removed": (steps(split(r"\w+", "removed", True)), n.NFD(), []),
-        "replaced": (made.byte_split(made.QWEN), n.Sequence([n.Replace(made.Regex(r"(?i)the|\d{2}+"), "§"), n.NFC()]), []),
-        "stripped": (made.byte_split(made.QWEN), n.Sequence([n.NFD(), n.StripAccents(), n.Strip()]), []),
-        "added in nfc": (made.byte_split(made.QWEN), n.NFC(), [("tiếng", {}), ("Việt", {}), ("e\u0301", {}), ("<think>", {"normalized": False})]),
-        "added words": (made.byte_split(made.QWEN), n.NFC(), [("the", {"single_word": True}), ("cat", {"lstrip": True}), (";", {"rstrip": True, "normalized": False})]),
-        "added in lower case": (made.byte_split(made.LLAMA3), n.Sequence([n.NFD(), n.Lowercase()]), [("CAT", {}), ("Việt", {"single_word": True})]),
+        "replaced": (shapes.byte_split(shapes.QWEN), n.Sequence([n.Replace(shapes.Regex(r"(?i)the|\d{2}+"), "§"), n.NFC()]), []),
+        "stripped": (shapes.byte_split(shapes.QWEN), n.Sequence([n.NFD(), n.StripAccents(), n.Strip()]), []),
+        "added in nfc": (shapes.byte_split(shapes.QWEN), n.NFC(), [("tiếng", {}), ("Việt", {}), ("e\u0301", {}), ("<think>", {"normalized": False})]),
+        "added words": (shapes.byte_split(shapes.QWEN), n.NFC(), [("the", {"single_word": True}), ("cat", {"lstrip": True}), (";", {"rstrip": True, "normalized": False})]),
+        "added in lower case": (shapes.byte_split(shapes.LLAMA3), n.Sequence([n.NFD(), n.Lowercase()]), [("CAT", {}), ("Việt", {"single_word": True})]),
     }
     cases = []
     for name, (pre, norm, added) in parts.items():
         t = with_steps(pre, norm)
-        t.add_tokens([made.AddedToken(content, **flags) for content, flags in added])
-        made.end(t)
+        t.add_tokens([shapes.AddedToken(content, **flags) for content, flags in added])
+        shapes.end(t)
         t.encode_special_tokens = True
         content = json.loads(t.to_str())
         cases.append({"name": name, **{key: content[key] for key in ("normalizer", "pre_tokenizer", "added_tokens")},
@@ -77,7 +77,7 @@ fast_prefix qwen_fast qwen_of_model qwen_llama_class qwen35 neox_prefix cohere l
 
 def folder_cases():
     """Files of a folder over `base`, and the tokenizer that transformers makes of them."""
-    folders.made.byte_bpe = lambda pre, norm=None: with_steps(pre, norm)
+    folders.shapes.byte_bpe = lambda pre, norm=None: with_steps(pre, norm)
     found = folders.cases() | {"mistral_of_bytes": (folders.qwen, folders.LLAMA | folders.END, {"config.json": {"model_type": "mistral"}})}
     vocabulary = json.loads(base().to_str())["model"]
     usual = json.loads(folders.qwen().to_str())

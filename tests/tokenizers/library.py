@@ -2,7 +2,7 @@
 
     python tests/tokenizers/library.py --xtrain target/debug/xtrain --encode target/debug/examples/encode [--documents 2000] [NAME ...]
 
-Each tokenizer of made.py encodes the same documents in both, and a few long ones. With --xtrain they are
+Each tokenizer of shapes.py encodes the same documents in both, and a few long ones. With --xtrain they are
 tokenized into a dataset. With --encode they are encoded whole, cut at every position that the tokenizer's rule allows, and in pieces of 30 bytes
 and of 1 MiB. One of the two is enough.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 import documents
-import made
+import shapes
 
 
 def shards(folder):
@@ -103,7 +103,7 @@ def size(folder):
 
 def compare(name, make, options, work):
     """Lines about differences."""
-    tokenizer = made.end(make())
+    tokenizer = shapes.end(make())
     folder, out = work / name, work / f"{name}.shards"
     for path in (folder, out):
         shutil.rmtree(path, ignore_errors=True)
@@ -111,7 +111,7 @@ def compare(name, make, options, work):
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}))
     tokenizer.encode_special_tokens = True
-    texts, right = encode_all(tokenizer, documents.documents(options.documents, made.NAMES, options.seed))
+    texts, right = encode_all(tokenizer, documents.documents(options.documents, shapes.NAMES, options.seed))
     long, whole = encode_all(tokenizer, documents.long_documents(options.long, texts) if options.long else [])
     found, rule = [], ""
     if options.xtrain:
@@ -139,7 +139,7 @@ def main():
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    failed, made_of = 0, made.tokenizers()
+    failed, made_of = 0, shapes.tokenizers()
     begun = time.time()
     for name in options.names or made_of:
         found, rule = compare(name, made_of[name], options, Path(options.work))

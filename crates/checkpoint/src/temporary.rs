@@ -37,7 +37,7 @@ static OPEN_TEMPORARIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 #[derive(Debug)]
 pub struct Temporary {
     path: PathBuf,
-    kind: Kind,
+    kind: TemporaryKind,
     /// Holds the lock while this value lives.
     handle: File,
     /// Drop removes `path`. False once the file or folder has its final name.
@@ -45,7 +45,7 @@ pub struct Temporary {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum TemporaryKind {
     File,
     /// A file that only its owner may read and write, from its first moment.
     PrivateFile,
@@ -55,7 +55,7 @@ enum Kind {
 impl Temporary {
     /// Creates the empty folder `<target>.tmp-<pid>`.
     pub(crate) fn folder(target: &Path) -> Result<Self> {
-        Self::create(target, Kind::Folder)
+        Self::create(target, TemporaryKind::Folder)
     }
 
     /// Creates the empty file `<target>.tmp-<pid>`.
@@ -64,12 +64,12 @@ impl Temporary {
     /// [`CheckpointError::Io`]; [`CheckpointError::Locked`] if another writer of `target` is alive, also in
     /// this process.
     pub fn file(target: &Path) -> Result<Self> {
-        Self::create(target, Kind::File)
+        Self::create(target, TemporaryKind::File)
     }
 
     /// As [`Temporary::file`], with mode 600.
     pub(crate) fn private_file(target: &Path) -> Result<Self> {
-        Self::create(target, Kind::PrivateFile)
+        Self::create(target, TemporaryKind::PrivateFile)
     }
 
     /// The temporary name.
@@ -115,14 +115,14 @@ impl Temporary {
     /// Syncs the file, or the names in the folder.
     fn sync(&self) -> Result<()> {
         match self.kind {
-            Kind::File | Kind::PrivateFile => {
+            TemporaryKind::File | TemporaryKind::PrivateFile => {
                 self.handle.sync_all().map_err(CheckpointError::io(&self.path, "sync to the disk"))
             }
-            Kind::Folder => sync_folder(&self.path),
+            TemporaryKind::Folder => sync_folder(&self.path),
         }
     }
 
-    fn create(target: &Path, kind: Kind) -> Result<Self> {
+    fn create(target: &Path, kind: TemporaryKind) -> Result<Self> {
         let path = temporary_path(target);
         let is_in_use = || {
             let holder = "another process, which is writing it".to_string();
@@ -139,9 +139,9 @@ impl Temporary {
                 thread::sleep(PAUSE);
             }
             let created = match kind {
-                Kind::Folder => fs::create_dir(&path),
-                Kind::File => File::create_new(&path).map(drop),
-                Kind::PrivateFile => {
+                TemporaryKind::Folder => fs::create_dir(&path),
+                TemporaryKind::File => File::create_new(&path).map(drop),
+                TemporaryKind::PrivateFile => {
                     File::options().write(true).create_new(true).mode(0o600).open(&path).map(drop)
                 }
             };
@@ -162,8 +162,8 @@ impl Temporary {
                 Err(e) => return Err(CheckpointError::io(&path, "create")(e)),
             }
             let opened = match kind {
-                Kind::Folder => File::open(&path),
-                Kind::File | Kind::PrivateFile => File::options().write(true).open(&path),
+                TemporaryKind::Folder => File::open(&path),
+                TemporaryKind::File | TemporaryKind::PrivateFile => File::options().write(true).open(&path),
             };
             let handle = match opened {
                 Ok(handle) => handle,
@@ -302,7 +302,7 @@ fn claim(path: &Path) -> Claim {
         Err(TryLockError::Error(_)) if is_dead(path) => None,
         Err(TryLockError::WouldBlock | TryLockError::Error(_)) => return Claim::Busy,
     };
-    match Removal::of(path) {
+    match Removal::lock(path) {
         Removal::Allowed(writers) => Claim::Ours([lock, writers]),
         Removal::Refused => Claim::Busy,
     }

@@ -70,7 +70,7 @@ pub(crate) enum Removal {
 
 impl Removal {
     /// Takes the exclusive lock of `folder`.
-    pub(crate) fn of(folder: &Path) -> Removal {
+    pub(crate) fn lock(folder: &Path) -> Removal {
         let path: PathBuf = folder.join(FILE);
         let file = match File::options().read(true).write(true).open(&path) {
             Ok(file) => file,

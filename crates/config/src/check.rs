@@ -11,7 +11,7 @@ use super::error::{Origin, Report};
 use super::schema::{Section, sections};
 use super::tree::{Node, Tree, Value};
 use super::unknown;
-use super::value::Place;
+use super::value::KeyPlace;
 
 /// The configuration in `tree`; invalid values keep their defaults and are added to `report`.
 pub(super) fn config(tree: &Tree, report: &mut Report) -> Config {
@@ -25,7 +25,7 @@ pub(super) fn config(tree: &Tree, report: &mut Report) -> Config {
                 doubt_all(section, report);
                 let why = unknown::section_as_key(name, &node.value);
                 let why = why.map_or(String::new(), |why| format!("; {why}"));
-                report.at(
+                report.add_at(
                     &node.origin,
                     None,
                     format!("`{name}` is a section; write it as [{name}], its keys below{why}"),
@@ -35,7 +35,7 @@ pub(super) fn config(tree: &Tree, report: &mut Report) -> Config {
             (None, Value::List(items)) if items.iter().any(|item| matches!(item.value, Value::Table(_))) => {
                 unknown_section(name, &[], node, report);
             }
-            (None, _) => report.at(&node.origin, None, unknown::outside(name, node)),
+            (None, _) => report.add_at(&node.origin, None, unknown::outside(name, node)),
         }
     }
     serde_json::from_value(Json::Object(json)).unwrap_or_else(|error| {
@@ -61,10 +61,10 @@ fn unknown_section(name: &str, entries: &[(String, Node)], node: &Node, report: 
     let is_said = wrong.len() == entries.len()
         && wrong.iter().all(|(node, _)| matches!(node.origin, Origin::Argument { .. }));
     if wrong.is_empty() || !is_said {
-        report.at(&node.origin, None, message);
+        report.add_at(&node.origin, None, message);
     }
     for (node, (message, keys)) in wrong {
-        report.at(&node.origin, Some(name), message);
+        report.add_at(&node.origin, Some(name), message);
         keys.into_iter().for_each(|key| report.doubt(key));
     }
 }
@@ -74,11 +74,11 @@ fn section(section: &'static Section, entries: &[(String, Node)], report: &mut R
     for (name, node) in entries {
         let Some(key) = section.keys.iter().find(|key| key.name == *name) else {
             let (message, meant) = unknown::key(section, name, node);
-            report.at(&node.origin, Some(&section.name), message);
+            report.add_at(&node.origin, Some(&section.name), message);
             meant.into_iter().for_each(|key| report.doubt(key));
             continue;
         };
-        let mut place = Place { section: &section.name, key, report };
+        let mut place = KeyPlace { section: &section.name, key, report };
         match place.value(&key.kind, node, name) {
             Some(value) => {
                 json.insert(name.clone(), value);

@@ -118,7 +118,7 @@ impl Report {
     }
 
     /// Adds an error at a known place.
-    pub(super) fn at(&mut self, origin: &Origin, section: Option<&str>, message: String) {
+    pub(super) fn add_at(&mut self, origin: &Origin, section: Option<&str>, message: String) {
         self.errors.push(ConfigError {
             origin: origin.clone(),
             section: section.map(str::to_owned),

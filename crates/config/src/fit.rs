@@ -10,7 +10,7 @@ use super::print::toml_value;
 use super::schema::{Format, Key, Kind, Section};
 use super::suggest::plain;
 use super::tree::{Node, Value};
-use super::value::{Meant, Place, meant};
+use super::value::{KeyPlace, Meant, meant};
 use xtrain_data::string_literal;
 
 /// The fate of a value that was written for a key under another name.
@@ -100,7 +100,7 @@ fn check(section: &Section, key: &Key, value: &Value) -> Result<(), String> {
     let origin = Origin::File { file: Path::new("").into() };
     let mut report = Report::new(Path::new("").into(), Origins::new(), Vec::new());
     let node = Node { value: value.clone(), origin };
-    let mut place = Place { section: &section.name, key, report: &mut report };
+    let mut place = KeyPlace { section: &section.name, key, report: &mut report };
     let valid = place.value(&key.kind, &node, &key.name).is_some();
     match report.finish() {
         Ok(()) if valid => Ok(()),

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::schema::{Format, Interval, Key, Kind, Section, Word, sections};
+use super::schema::{Format, Interval, Key, KeyWord, Kind, Section, sections};
 
 /// A number with a unit of counts, or without one.
 pub(super) const COUNT: &str = "^([0-9]+(\\.0+)?|[0-9]+(\\.[0-9]+)?(K|M|G|B|T|Ki|Mi|Gi|Ti))$";
@@ -74,7 +74,7 @@ fn value(kind: &Kind) -> Json {
         Kind::Text { non_empty: true, .. } => json!({ "type": "string", "minLength": 1 }),
         Kind::Text { .. } => json!({ "type": "string" }),
         Kind::Choice(words) => {
-            let word = |word: &Word| described(json!({ "const": word.name }), &word.doc);
+            let word = |word: &KeyWord| described(json!({ "const": word.name }), &word.doc);
             json!({ "oneOf": words.iter().map(word).collect::<Vec<_>>() })
         }
         Kind::List { item, min, max } => {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// A number, or the word `"auto"` for one that is chosen when the run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Written", into = "Written")]
+#[serde(from = "WrittenOrAuto", into = "WrittenOrAuto")]
 pub enum OrAuto {
     /// Chosen when the run begins; its configuration then holds the number.
     Auto,
@@ -36,7 +36,7 @@ impl OrAuto {
 /// Its form in files.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum Written {
+enum WrittenOrAuto {
     Number(usize),
     Word(Word),
 }
@@ -47,20 +47,20 @@ enum Word {
     Auto,
 }
 
-impl From<Written> for OrAuto {
-    fn from(written: Written) -> Self {
+impl From<WrittenOrAuto> for OrAuto {
+    fn from(written: WrittenOrAuto) -> Self {
         match written {
-            Written::Number(number) => OrAuto::Is(number),
-            Written::Word(Word::Auto) => OrAuto::Auto,
+            WrittenOrAuto::Number(number) => OrAuto::Is(number),
+            WrittenOrAuto::Word(Word::Auto) => OrAuto::Auto,
         }
     }
 }
 
-impl From<OrAuto> for Written {
+impl From<OrAuto> for WrittenOrAuto {
     fn from(value: OrAuto) -> Self {
         match value {
-            OrAuto::Is(number) => Written::Number(number),
-            OrAuto::Auto => Written::Word(Word::Auto),
+            OrAuto::Is(number) => WrittenOrAuto::Number(number),
+            OrAuto::Auto => WrittenOrAuto::Word(Word::Auto),
         }
     }
 }

@@ -167,7 +167,7 @@ impl fmt::Display for Size {
 }
 
 /// A number with a unit.
-struct Parsed {
+struct ParsedQuantity {
     /// The whole number that is nearest.
     nearest: u64,
     /// True if the number is whole.
@@ -180,7 +180,7 @@ const MOST_DECIMALS: usize = 12;
 
 /// Digits, which may have a point among them, with or without a unit; `None` for anything else, and for more
 /// than can be counted.
-fn parse(text: &str, units: &[(&str, u64)]) -> Option<Parsed> {
+fn parse(text: &str, units: &[(&str, u64)]) -> Option<ParsedQuantity> {
     let with_unit = units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)));
     let (number, unit) = with_unit.unwrap_or((text, 1));
     let (whole, decimals) = match number.split_once('.') {
@@ -198,7 +198,7 @@ fn parse(text: &str, units: &[(&str, u64)]) -> Option<Parsed> {
     let scaled =
         (u128::from(whole.parse::<u64>().ok()?).checked_mul(scale)? + fraction).checked_mul(unit.into())?;
     let nearest = u64::try_from(scaled.checked_add(scale / 2)? / scale).ok()?;
-    Some(Parsed { nearest, is_whole: scaled.is_multiple_of(scale), unit })
+    Some(ParsedQuantity { nearest, is_whole: scaled.is_multiple_of(scale), unit })
 }
 
 /// The number in the first unit of which it is a whole multiple.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::schema::{Key, Kind, Word, sections};
+use super::schema::{Key, KeyWord, Kind, sections};
 
 const INTRODUCTION: &str = "\
 # The run file
@@ -42,11 +42,14 @@ file is `#:schema path/to/docs/run-file.schema.json`, editors that use [taplo](h
 TOML in VS Code; Zed, Helix and Neovim through its language server) complete keys, explain them and mark mistakes.
 ";
 
+/// Width of a line of prose, in columns.
+const COLUMNS: usize = 110;
+
 /// The reference of all sections and keys in Markdown.
 pub fn reference_markdown() -> String {
     let mut text = INTRODUCTION.to_owned();
     for section in sections() {
-        let _ = write!(text, "\n## [{}]\n\n{}\n\n", section.name, section.doc);
+        let _ = write!(text, "\n## [{}]\n\n{}\n\n", section.name, wrapped(&section.doc, ""));
         text.push_str("| key | value | default | meaning |\n|---|---|---|---|\n");
         for key in &section.keys {
             row(&mut text, key);
@@ -63,6 +66,26 @@ pub fn reference_markdown() -> String {
     text
 }
 
+/// A paragraph in lines of at most [`COLUMNS`], if its words allow that. Lines after the first begin with
+/// `indent`.
+fn wrapped(paragraph: &str, indent: &str) -> String {
+    let (mut text, mut columns) = (String::new(), 0);
+    for word in paragraph.split(' ') {
+        let length = word.chars().count();
+        if columns > 0 && columns + 1 + length > COLUMNS {
+            text += "\n";
+            text += indent;
+            columns = indent.len();
+        } else if columns > 0 {
+            text += " ";
+            columns += 1;
+        }
+        text += word;
+        columns += length;
+    }
+    text
+}
+
 fn row(text: &mut String, key: &Key) {
     let unit = key.unit.as_ref().map_or(String::new(), |unit| format!(" ({unit})"));
     let cells =
@@ -75,8 +98,8 @@ fn details(text: &mut String, section: &str, key: &Key) {
     match &key.kind {
         Kind::Choice(words) => {
             let _ = write!(text, "\n`{section}.{}`:\n\n", key.name);
-            for Word { name, doc, .. } in words {
-                let _ = writeln!(text, "- `\"{name}\"`: {doc}");
+            for KeyWord { name, doc, .. } in words {
+                let _ = writeln!(text, "{}", wrapped(&format!("- `\"{name}\"`: {doc}"), "  "));
             }
         }
         Kind::Tagged(variants) => {

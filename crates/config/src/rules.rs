@@ -5,12 +5,11 @@
 use super::error::Report;
 use super::print::toml_value;
 use super::schema::sections;
-use super::section::{
-    DataSource, DataSources, ParallelConfig, ReduceDtype, ReduceOrder, TokenizerChoice, Transport,
-};
+use super::section::{DataSource, DataSources, ParallelConfig, ReduceDtype, TokenizerChoice, Transport};
 use super::{Balance, Config, OrAuto, Recompute, RopeScaling, ScheduleKind};
 use std::time::Duration;
 use xtrain_model::{Description, Family};
+use xtrain_program::Reduce;
 
 /// A setting that a key needs beside it, or excludes.
 #[derive(Clone, Copy)]
@@ -99,7 +98,7 @@ pub(super) fn shared_by(config: &Config, ranks: usize, report: &mut Report) {
             ),
         );
     }
-    if reduce == ReduceOrder::AnyWorld && !ranks.is_power_of_two() {
+    if reduce == Reduce::AnyWorld && !ranks.is_power_of_two() {
         report.about(
             &["parallel.reduce"],
             format!(
@@ -548,18 +547,18 @@ fn times_between_ranks(config: &Config, report: &mut Report) {
 fn gradients_between_ranks(config: &Config, report: &mut Report) {
     let ParallelConfig { reduce, reduce_dtype, transport, .. } = config.parallel;
     let rounds = match reduce {
-        ReduceOrder::SameWorld => None,
-        ReduceOrder::AnyWorld => {
+        Reduce::SameWorld => None,
+        Reduce::AnyWorld => {
             Some("sums for any world have the bits of one process, which rounds no gradients")
         }
-        ReduceOrder::Fast => {
+        Reduce::Fast => {
             Some("NCCL adds gradients in the type in which ranks send them, and sums in bf16 lose gradients")
         }
     };
     if let (Some(why), ReduceDtype::Bf16) = (rounds, reduce_dtype) {
         exclusive(report, "parallel.reduce", "parallel.reduce_dtype", why);
     }
-    if (reduce, transport) == (ReduceOrder::Fast, Transport::Copy) {
+    if (reduce, transport) == (Reduce::Fast, Transport::Copy) {
         let why = "only NCCL adds while it sends, and copies add nothing";
         exclusive(report, "parallel.reduce", "parallel.transport", why);
     }

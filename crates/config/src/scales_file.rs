@@ -77,7 +77,7 @@ impl ScalesFile {
     pub fn parse(file: &Path, text: &[u8]) -> Result<ScalesFile, ConfigErrors> {
         let file: Arc<Path> = file.into();
         let tree = Tree::from_toml(&file, text)?;
-        let mut reader = Reader { errors: Vec::new() };
+        let mut reader = ScalesReader { errors: Vec::new() };
         let (mut scales, mut places) = (StaticScales::default(), HashMap::new());
         let whole = Origin::File { file: file.clone() };
         match tree.root.iter().find(|(name, _)| name == "version") {
@@ -171,7 +171,7 @@ impl ScalesFile {
     /// The first layers that are not, with their lines and the nearest name.
     pub fn check(&self, model: &Architecture, pow2: bool) -> Result<(), ConfigErrors> {
         let known = model.linear_shapes();
-        let mut reader = Reader { errors: Vec::new() };
+        let mut reader = ScalesReader { errors: Vec::new() };
         let whole = Origin::File { file: self.file.clone() };
         for (layer, of) in &self.scales.layers {
             let place = self.places.get(layer).cloned();
@@ -254,14 +254,14 @@ fn exact(scale: f32) -> String {
     if is_exact { short } else { format!("{:?}", f64::from(scale)) }
 }
 
-struct Reader {
+struct ScalesReader {
     errors: Vec<ConfigError>,
 }
 
 /// Errors that are listed. A file of another model may have one for each layer.
 const LISTED: usize = 4;
 
-impl Reader {
+impl ScalesReader {
     /// The errors, if there are any.
     fn finish(mut self, whole: &Origin) -> Result<(), ConfigErrors> {
         let others = self.errors.len().saturating_sub(LISTED);

@@ -52,7 +52,7 @@ pub(super) enum Kind {
         format: Format,
         non_empty: bool,
     },
-    Choice(Vec<Word>),
+    Choice(Vec<KeyWord>),
     List {
         item: Box<Kind>,
         min: usize,
@@ -66,7 +66,7 @@ pub(super) enum Kind {
 
 /// A word that is a value of a key.
 #[derive(Debug)]
-pub(super) struct Word {
+pub(super) struct KeyWord {
     pub(super) name: String,
     pub(super) doc: String,
     /// Names of the value in other programs.
@@ -246,7 +246,7 @@ fn kind(schema: &Json, path: &str) -> Kind {
                 let word = |schema| {
                     let name = text(schema, "const");
                     let aliases = aliases(&format!("{path}={name}")).collect();
-                    Word { name, doc: text(schema, "description"), aliases }
+                    KeyWord { name, doc: text(schema, "description"), aliases }
                 };
                 Kind::Choice(variants.iter().map(word).collect())
             }

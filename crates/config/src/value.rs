@@ -10,7 +10,7 @@ use super::elsewhere::{Answer, answer};
 use super::error::{Origin, Report, one_line};
 use super::print::toml_value;
 use super::quantity::{COUNT_UNITS, parse_count};
-use super::schema::{Format, Key, Kind, Word, key_names};
+use super::schema::{Format, Key, KeyWord, Kind, key_names};
 use super::section::TokenizerChoice;
 use super::suggest::{listing, nearest, plain};
 use super::time_limit::TimeLimit;
@@ -18,13 +18,13 @@ use super::tree::{Node, Value};
 use xtrain_data::string_literal;
 
 /// A key of a section while its value is checked.
-pub(super) struct Place<'a> {
+pub(super) struct KeyPlace<'a> {
     pub(super) section: &'a str,
     pub(super) key: &'a Key,
     pub(super) report: &'a mut Report,
 }
 
-impl Place<'_> {
+impl KeyPlace<'_> {
     /// `node` as JSON if it is of `kind`; `path` names it: `train[1].weight`.
     pub(super) fn value(&mut self, kind: &Kind, node: &Node, path: &str) -> Option<Json> {
         match (kind, &node.value) {
@@ -205,7 +205,7 @@ impl Place<'_> {
     fn fail(&mut self, origin: &Origin, message: String) -> Option<Json> {
         let is_argument = matches!(origin, Origin::Argument { .. });
         let message = if is_argument { with_arguments(&message) } else { message };
-        self.report.at(origin, Some(self.section), message);
+        self.report.add_at(origin, Some(self.section), message);
         None
     }
 }
@@ -229,7 +229,7 @@ pub(super) fn meant(section: &str, key: &Key, kind: &Kind, value: &Value) -> Opt
         None => {}
     }
     let Kind::Choice(words) = kind else { return None };
-    let is_called = |own: &&Word| {
+    let is_called = |own: &&KeyWord| {
         own.aliases.iter().copied().chain([own.name.as_str()]).any(|name| plain(name) == plain(&word))
     };
     words.iter().find(is_called).map(|own| Meant::Value(string_literal(&own.name)))

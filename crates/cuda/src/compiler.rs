@@ -72,7 +72,7 @@ impl Compiler {
             .collect::<Result<_, _>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
 
-        let mut program = Program { nvrtc, handle: std::ptr::null_mut() };
+        let mut program = SourceProgram { nvrtc, handle: std::ptr::null_mut() };
         // SAFETY: the strings end with zeros and are copied; no headers.
         let status = unsafe {
             (nvrtc.nvrtcCreateProgram)(
@@ -108,7 +108,7 @@ impl Compiler {
     /// The bytes that a pair of functions returns, one for the size and one for the contents.
     fn fetch(
         self,
-        program: &Program<'_>,
+        program: &SourceProgram<'_>,
         call: &'static str,
         size: unsafe extern "C" fn(NvrtcProgram, *mut usize) -> c_int,
         get: unsafe extern "C" fn(NvrtcProgram, *mut c_char) -> c_int,
@@ -133,12 +133,12 @@ impl Compiler {
 }
 
 /// A program being compiled.
-struct Program<'a> {
+struct SourceProgram<'a> {
     nvrtc: &'a Nvrtc,
     handle: NvrtcProgram,
 }
 
-impl Drop for Program<'_> {
+impl Drop for SourceProgram<'_> {
     fn drop(&mut self) {
         if !self.handle.is_null() {
             // SAFETY: created once, destroyed once. Nothing can be done where it is refused.

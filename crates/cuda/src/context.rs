@@ -1,7 +1,7 @@
 //! A GPU in use: its primary context.
 
 use crate::capture_lock;
-use crate::device::Device;
+use crate::device::CudaDevice;
 use crate::error::CudaError;
 use crate::ffi::driver::{CUDA_ERROR_OUT_OF_MEMORY, CuContext, Driver};
 use crate::ffi::open::{check, driver, status_error};
@@ -17,7 +17,7 @@ pub struct Context {
 
 struct Inner {
     driver: &'static Driver,
-    device: Device,
+    device: CudaDevice,
     handle: CuContext,
 }
 
@@ -28,7 +28,7 @@ unsafe impl Sync for Inner {}
 
 impl Context {
     /// Retains the GPU's primary context and makes it current on this thread.
-    pub fn new(device: Device) -> Result<Context, CudaError> {
+    pub fn new(device: CudaDevice) -> Result<Context, CudaError> {
         let driver = &driver()?.table;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one pointer; `device` came from the driver. Given back when the last clone is
@@ -41,7 +41,7 @@ impl Context {
     }
 
     /// The GPU.
-    pub fn device(&self) -> Device {
+    pub fn device(&self) -> CudaDevice {
         self.inner.device
     }
 

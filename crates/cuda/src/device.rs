@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char, c_int};
 
 /// A GPU, by its index among those that `CUDA_VISIBLE_DEVICES` makes visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Device {
+pub struct CudaDevice {
     pub(crate) handle: CuDevice,
     ordinal: usize,
 }
@@ -67,7 +67,7 @@ pub fn peak_bf16_flops(name: &str) -> Option<f64> {
     PEAK_BF16_FLOPS.iter().find(|(part, _)| name.contains(part)).map(|(_, flops)| *flops)
 }
 
-impl Device {
+impl CudaDevice {
     /// The driver's version in NVIDIA's form: 13000 is CUDA 13.0, which driver 580 supports. It needs no GPU.
     pub fn driver_version() -> Result<u32, CudaError> {
         let driver = &driver_library()?.table;
@@ -78,24 +78,24 @@ impl Device {
     }
 
     /// All visible GPUs.
-    pub fn all() -> Result<Vec<Device>, CudaError> {
+    pub fn all() -> Result<Vec<CudaDevice>, CudaError> {
         let driver = &driver()?.table;
         let mut count = 0;
         // SAFETY: writes one integer.
         check(driver, "cuDeviceGetCount", unsafe { (driver.cuDeviceGetCount)(&mut count) })?;
-        (0..count).map(|ordinal| Device::from_ordinal(driver, ordinal)).collect()
+        (0..count).map(|ordinal| CudaDevice::from_ordinal(driver, ordinal)).collect()
     }
 
     /// The GPU of this index.
-    pub fn at(ordinal: usize) -> Result<Device, CudaError> {
-        Device::all()?.get(ordinal).copied().ok_or(CudaError::NoDevice)
+    pub fn get(ordinal: usize) -> Result<CudaDevice, CudaError> {
+        CudaDevice::all()?.get(ordinal).copied().ok_or(CudaError::NoDevice)
     }
 
-    fn from_ordinal(driver: &Driver, ordinal: c_int) -> Result<Device, CudaError> {
+    fn from_ordinal(driver: &Driver, ordinal: c_int) -> Result<CudaDevice, CudaError> {
         let mut handle = 0;
         // SAFETY: writes one integer; the driver checks the ordinal.
         check(driver, "cuDeviceGet", unsafe { (driver.cuDeviceGet)(&mut handle, ordinal) })?;
-        Ok(Device { handle, ordinal: ordinal as usize })
+        Ok(CudaDevice { handle, ordinal: ordinal as usize })
     }
 
     /// The index.
@@ -115,7 +115,7 @@ impl Device {
 
     /// True if NVLink connects both GPUs, directly or through a switch. Atomic operations on each other's
     /// memory, which PCIe lacks, tell it.
-    pub fn is_linked_to(self, peer: Device) -> Result<bool, CudaError> {
+    pub fn is_linked_to(self, peer: CudaDevice) -> Result<bool, CudaError> {
         let driver = &driver()?.table;
         let (mut linked, attribute) = (0, ffi::P2P_NATIVE_ATOMIC_SUPPORTED);
         // SAFETY: writes one integer.

@@ -6,7 +6,7 @@ use crate::cache::KernelCache;
 use crate::capture_lock;
 use crate::compiler::Compiler;
 use crate::context::Context;
-use crate::device::{Device, DeviceInfo};
+use crate::device::{CudaDevice, DeviceInfo};
 use crate::dnn::{Direction, Dnn, GraphBuilder, GraphPlan};
 use crate::error::CudaError;
 use crate::ffi::open::{cublaslt, cudnn, driver_library};
@@ -200,8 +200,8 @@ impl Gpu {
 
 /// The properties and the context of a GPU that programs can run on.
 fn open_device(ordinal: usize) -> Result<(DeviceInfo, Context), CudaError> {
-    let device = Device::at(ordinal)?;
-    let version = Device::driver_version()?;
+    let device = CudaDevice::get(ordinal)?;
+    let version = CudaDevice::driver_version()?;
     if version < OLDEST_DRIVER {
         return Err(CudaError::TooOldDriver { version });
     }

@@ -37,7 +37,7 @@ impl GrowingMemory {
     ///
     /// # Errors
     /// [`CudaError::Memory`] if the GPU has too little memory.
-    pub fn of(context: &Context, bytes: usize, is_shared: bool) -> Result<GrowingMemory, CudaError> {
+    pub fn allocate(context: &Context, bytes: usize, is_shared: bool) -> Result<GrowingMemory, CudaError> {
         let mut memory = GrowingMemory::with_room(context, bytes, is_shared)?;
         memory.grow(bytes)?;
         Ok(memory)

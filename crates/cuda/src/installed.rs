@@ -1,7 +1,7 @@
 //! NVIDIA's libraries on this machine: files and versions.
 
 use crate::compiler::Compiler;
-use crate::device::Device;
+use crate::device::CudaDevice;
 use crate::error::CudaError;
 use crate::ffi::open::{cublaslt, cudnn, dotted, driver_library, nccl};
 use crate::library::Library;
@@ -25,7 +25,7 @@ impl Installed {
         let (path, version) = match library {
             Library::Driver => {
                 let path = &driver_library()?.path;
-                (path.as_path(), driver(Device::driver_version()?, path))
+                (path.as_path(), driver(CudaDevice::driver_version()?, path))
             }
             Library::Nvrtc => {
                 let compiler = Compiler::open()?;

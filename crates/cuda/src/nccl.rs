@@ -21,6 +21,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+use xtrain_rank::Rank;
 
 /// Time between two questions to NCCL.
 const TICK: Duration = Duration::from_micros(50);
@@ -114,8 +115,7 @@ pub enum NcclCall<'a> {
 pub struct NcclCommunicator {
     context: Context,
     table: &'static Nccl,
-    rank: usize,
-    world_size: usize,
+    rank: Rank,
     /// Absent after [`NcclCommunicator::abort`].
     handle: Mutex<Option<Handle>>,
 }
@@ -136,8 +136,7 @@ impl NcclCommunicator {
     pub fn join<E: From<CudaError>>(
         context: &Context,
         id: &NcclId,
-        rank: usize,
-        world_size: usize,
+        rank: Rank,
         poll: &dyn Fn() -> Result<(), E>,
     ) -> Result<NcclCommunicator, E> {
         let table = &nccl()?.table;
@@ -162,12 +161,12 @@ impl NcclCommunicator {
         };
         let mut handle = std::ptr::null_mut();
         let id = NcclUniqueId { bytes: id.0 };
-        let (ranks, number) = (world_size as c_int, rank as c_int);
+        let (ranks, number) = (rank.world_size as c_int, rank.index as c_int);
         // SAFETY: writes the handle; NCCL copies the config. The device is that of the current context.
         let status = unsafe { (table.ncclCommInitRankConfig)(&mut handle, ranks, id, number, &mut config) };
         check(table, handle, "ncclCommInitRankConfig", status)?;
         let handle = Mutex::new(Some(Handle(handle)));
-        let communicator = NcclCommunicator { context: context.clone(), table, rank, world_size, handle };
+        let communicator = NcclCommunicator { context: context.clone(), table, rank, handle };
         if let Err(error) = communicator.settle("ncclCommInitRankConfig", poll) {
             communicator.abort();
             return Err(error);
@@ -175,14 +174,9 @@ impl NcclCommunicator {
         Ok(communicator)
     }
 
-    /// The number of this rank.
-    pub fn rank(&self) -> usize {
+    /// This rank among those that the communicator connects.
+    pub fn rank(&self) -> Rank {
         self.rank
-    }
-
-    /// The number of ranks.
-    pub fn world_size(&self) -> usize {
-        self.world_size
     }
 
     /// Enqueues `calls`, of which there is one at least, as one group on `stream`, or adds them to the graph
@@ -219,7 +213,7 @@ impl NcclCommunicator {
         let stream = stream.raw();
         let (name, status) = match call {
             NcclCall::AllGather { input, output } => {
-                assert_eq!(output.bytes(), input.bytes() * self.world_size, "a piece of each rank");
+                assert_eq!(output.bytes(), input.bytes() * self.rank.world_size, "a piece of each rank");
                 let (from, to, bytes) = (from(input), to(output), input.bytes());
                 // SAFETY: the spans have these lengths; the caller keeps the memory until the work has run.
                 let call =
@@ -227,7 +221,7 @@ impl NcclCommunicator {
                 ("ncclAllGather", call())
             }
             NcclCall::Broadcast { root, input, output } => {
-                let is_root = *root == self.rank;
+                let is_root = *root == self.rank.index;
                 assert!(!is_root || input.bytes() == output.bytes(), "the bytes of the root");
                 let from = if is_root { from(input) } else { to(output).cast_const() };
                 let (to, bytes, root) = (to(output), output.bytes(), *root as c_int);
@@ -237,7 +231,7 @@ impl NcclCommunicator {
                 ("ncclBroadcast", call())
             }
             NcclCall::ReduceScatter { input, output } => {
-                assert_eq!(input.bytes(), output.bytes() * self.world_size, "a piece of each rank");
+                assert_eq!(input.bytes(), output.bytes() * self.rank.world_size, "a piece of each rank");
                 let (from, to, count) = (from(input), to(output), output.bytes() / size_of::<f32>());
                 let (element, op) = (NCCL_FLOAT32, NCCL_SUM);
                 // SAFETY: as above.
@@ -246,7 +240,7 @@ impl NcclCommunicator {
                 ("ncclReduceScatter", call())
             }
             NcclCall::Reduce { root, input, output } => {
-                let is_root = *root == self.rank;
+                let is_root = *root == self.rank.index;
                 assert!(!is_root || input.bytes() == output.bytes(), "the bytes of the sum");
                 let to = if is_root { to(output) } else { std::ptr::null_mut() };
                 let (from, count, root) = (from(input), input.bytes() / size_of::<f32>(), *root as c_int);

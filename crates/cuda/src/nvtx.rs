@@ -17,19 +17,19 @@ const INJECTION: &str = "NVTX_INJECTION64_PATH";
 
 /// A range on the time line of the thread that opened it. Dropping it closes it.
 #[must_use = "it is closed where it is dropped"]
-pub struct Range {
+pub struct NvtxRange {
     profiler: Option<&'static Profiler>,
     /// A range must be closed by the thread that opened it, so it is not `Send`.
     _thread: PhantomData<*const ()>,
 }
 
 /// Opens a range called `name`. The name is formatted only if a profiler is attached.
-pub fn range(name: impl Display) -> Range {
-    Range::push_to(profiler(), name)
+pub fn range(name: impl Display) -> NvtxRange {
+    NvtxRange::push_to(profiler(), name)
 }
 
-impl Range {
-    fn push_to(profiler: Option<&'static Profiler>, name: impl Display) -> Range {
+impl NvtxRange {
+    fn push_to(profiler: Option<&'static Profiler>, name: impl Display) -> NvtxRange {
         if let Some(profiler) = profiler {
             // The name ends at its first zero byte.
             let name = name.to_string().split('\0').next().map(CString::new);
@@ -37,11 +37,11 @@ impl Range {
             // SAFETY: the profiler's function, which takes a string that it copies.
             unsafe { (profiler.push)(name.as_ptr()) };
         }
-        Range { profiler, _thread: PhantomData }
+        NvtxRange { profiler, _thread: PhantomData }
     }
 }
 
-impl Drop for Range {
+impl Drop for NvtxRange {
     fn drop(&mut self) {
         if let Some(profiler) = self.profiler {
             // SAFETY: the profiler's function; this thread has opened a range before.
@@ -224,9 +224,9 @@ mod tests {
         assert!(listening(refuses).is_none());
         let profiler: &'static Profiler = Box::leak(Box::new(listening(initialize).expect("it listens")));
         {
-            let _step = Range::push_to(Some(profiler), format_args!("step {}", 3));
-            drop(Range::push_to(Some(profiler), "linear a\0b"));
-            drop(Range::push_to(None, "unheard"));
+            let _step = NvtxRange::push_to(Some(profiler), format_args!("step {}", 3));
+            drop(NvtxRange::push_to(Some(profiler), "linear a\0b"));
+            drop(NvtxRange::push_to(None, "unheard"));
         }
         assert_eq!(*HEARD.lock().expect("no panic"), ["step 3", "linear a", "end", "end"]);
     }

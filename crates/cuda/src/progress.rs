@@ -9,21 +9,21 @@ use std::ffi::c_void;
 
 /// The number that a stream has reached, 0 at first. Each number is written by a copy of four bytes, which a
 /// graph may contain.
-pub struct Progress {
+pub struct StreamProgress {
     context: Context,
     /// The numbers from 0 on.
     numbers: DeviceMemory,
     reached: PinnedMemory,
 }
 
-impl Progress {
+impl StreamProgress {
     /// The progress of a stream that reaches numbers below `count`.
-    pub fn new(context: &Context, count: u32, stream: &Stream) -> Result<Progress, CudaError> {
+    pub fn new(context: &Context, count: u32, stream: &Stream) -> Result<StreamProgress, CudaError> {
         let numbers = DeviceMemory::new(context, count as usize * size_of::<u32>())?;
         let bytes: Vec<u8> = (0..count).flat_map(u32::to_ne_bytes).collect();
         numbers.all().write(&bytes, stream)?;
         let reached = PinnedMemory::new(context, size_of::<u32>())?;
-        Ok(Progress { context: context.clone(), numbers, reached })
+        Ok(StreamProgress { context: context.clone(), numbers, reached })
     }
 
     /// Lets `stream` reach `number` after its earlier work.

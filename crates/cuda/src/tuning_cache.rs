@@ -5,7 +5,7 @@
 //! entry holds its value, a newline and its key.
 
 use crate::cache::KernelCache;
-use crate::device::Device;
+use crate::device::CudaDevice;
 use crate::gpu::Gpu;
 
 /// The extension of files that hold measurements.
@@ -63,7 +63,7 @@ impl Gpu {
     fn measurement_key(&self, subject: &str) -> String {
         let (info, version) = (self.info(), env!("CARGO_PKG_VERSION"));
         let cublas = self.blas().map_or(0, |blas| blas.version);
-        let driver = Device::driver_version().unwrap_or(0);
+        let driver = CudaDevice::driver_version().unwrap_or(0);
         format!(
             "{} with {} multiprocessors, driver {driver}, cuBLASLt {cublas}, xtrain {version}: {subject}",
             info.name, info.multiprocessors

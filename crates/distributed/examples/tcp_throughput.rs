@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_distributed::{
-    CommError, Communicator, Control, Environment, Launch, SECRET_VARIABLE, Secret, StartOptions,
+    CommError, Communicator, Control, Environment, RankLauncher, SECRET_VARIABLE, Secret, StartOptions,
     TcpCommunicator, Variables, World, die_with_launcher,
 };
 
@@ -31,7 +31,7 @@ fn run() -> Result<i32, CommError> {
         Some(environment) => measure(&environment.world, &variables).map(|()| 0),
         None => {
             let ranks = std::env::args().nth(1).and_then(|ranks| ranks.parse().ok()).unwrap_or(2);
-            Launch::copies(ranks, vec![])?.run()
+            RankLauncher::copies(ranks, vec![])?.run()
         }
     }
 }
@@ -40,7 +40,7 @@ fn measure(world: &World, variables: &Variables) -> Result<(), CommError> {
     let secret = Secret::value(variables.get(SECRET_VARIABLE).unwrap_or_default())?;
     let control = Arc::new(Control::start(world, &secret, StartOptions::default())?);
     let communicator = TcpCommunicator::connect(&control, TIMEOUT)?;
-    let n = world.world_size;
+    let n = world.rank.world_size;
     for mib in [1, 4, 16, 64] {
         let bytes = (mib << 20) / n * n;
         let (input, mut output) = (vec![1; bytes], vec![0; bytes]);
@@ -52,7 +52,7 @@ fn measure(world: &World, variables: &Variables) -> Result<(), CommError> {
             control.barrier()?;
             best = best.min(since.elapsed());
         }
-        if world.rank == 0 {
+        if world.rank.index == 0 {
             let sent = (bytes / n * (n - 1)) as f64;
             let (ms, gb) = (best.as_secs_f64() * 1e3, sent / best.as_secs_f64() / 1e9);
             println!("all_to_all, {n} ranks, {mib} MiB a rank: {ms:.2} ms, {gb:.2} GB/s sent by each rank");

@@ -3,7 +3,7 @@
 use crate::channel::Channel;
 use crate::communicator::Communicator;
 use crate::error::CommError;
-use crate::world::Groups;
+use xtrain_rank::Groups;
 
 /// The communicator and channel of a run of one process: its collectives are copies.
 #[derive(Clone, Copy, Debug, Default)]

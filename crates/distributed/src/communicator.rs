@@ -1,8 +1,8 @@
 //! The interface of collectives on host memory.
 
 use crate::error::{Cause, CommError, Fault};
-use crate::world::Groups;
 use std::time::Duration;
+use xtrain_rank::Groups;
 
 /// The collectives of the ranks of a run, on host memory.
 ///

@@ -1,6 +1,6 @@
 //! Several processes as one run.
 //!
-//! A *rank* is one process with one device; ranks are numbered from 0, and their number is the *world size*.
+//! [`Rank`] names a process by its number and the number of processes.
 
 mod alone;
 mod channel;
@@ -26,10 +26,11 @@ pub use control::{Control, ControlChannel, StartOptions};
 pub use environment::{Environment, Launcher, Variables, nccl_variables};
 pub use error::{Cause, CommError, Fault};
 pub use files::exchange_files;
-pub use launch::{Launch, Supervised, Tie, die_with_launcher, raise_open_files, supervise};
+pub use launch::{RankLauncher, Supervised, Tie, die_with_launcher, raise_open_files, supervise};
 pub use limits::system as system_error;
 pub use net::secret::{SECRET_VARIABLE, Secret, WriteSecret};
 pub use one_of::{OneOf, Pace, PaceTime, Sending};
 pub use tcp::TcpCommunicator;
 pub use threads::{ThreadChannel, ThreadCommunicator};
-pub use world::{Groups, World, WorldError};
+pub use world::{World, WorldError};
+pub use xtrain_rank::{Groups, Rank};

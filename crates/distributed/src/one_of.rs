@@ -2,10 +2,10 @@
 
 use crate::communicator::Communicator;
 use crate::error::CommError;
-use crate::world::Groups;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use xtrain_rank::Groups;
 
 /// The communicator of rank 0 of a run whose other ranks do not exist. In place of a collective it copies as
 /// many bytes within this process: all other ranks appear to send what this one does.

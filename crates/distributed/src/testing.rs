@@ -4,7 +4,7 @@ use crate::communicator::Communicator;
 use crate::control::{Control, StartOptions};
 use crate::error::CommError;
 use crate::net::secret::Secret;
-use crate::world::{Groups, World};
+use crate::world::World;
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::TcpListener;
@@ -12,6 +12,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
+use xtrain_rank::{Groups, Rank};
 
 /// More than a loaded machine needs for anything.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
@@ -38,15 +39,8 @@ pub(crate) fn secret_file(path: &Path) -> Secret {
 pub(crate) fn worlds(world_size: usize) -> Vec<World> {
     let free = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = free.local_addr().expect("an address").port();
-    let world = |rank| World {
-        rank,
-        world_size,
-        local_rank: rank,
-        local_world_size: world_size,
-        address: "127.0.0.1".into(),
-        port,
-    };
-    (0..world_size).map(world).collect()
+    let world = |rank| World { rank, local_rank: rank, address: "127.0.0.1".into(), port };
+    Rank::all(world_size).map(world).collect()
 }
 
 pub(crate) fn options() -> StartOptions {

@@ -3,10 +3,10 @@
 use crate::channel::Channel;
 use crate::communicator::Communicator;
 use crate::error::CommError;
-use crate::world::Groups;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use xtrain_rank::Groups;
 
 /// A communicator whose ranks are threads of one process.
 ///
@@ -35,13 +35,13 @@ struct State {
 
 struct Underway {
     /// The call and the input of each rank that has arrived.
-    arrived: Vec<Option<(Call, Vec<u8>)>>,
+    arrived: Vec<Option<(ThreadCall, Vec<u8>)>>,
     /// The ranks that have read.
     read: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Call {
+struct ThreadCall {
     name: &'static str,
     groups: Groups,
     first: usize,
@@ -63,7 +63,7 @@ impl ThreadCommunicator {
     }
 
     /// Waits until all ranks of the group have arrived with equal calls, and lets `read` see their inputs.
-    fn meet(&self, call: Call, input: &[u8], read: impl FnOnce(&[&[u8]])) -> Result<(), CommError> {
+    fn meet(&self, call: ThreadCall, input: &[u8], read: impl FnOnce(&[&[u8]])) -> Result<(), CommError> {
         let Meeting { world_size, changed, .. } = &*self.meeting;
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let new = || Underway { arrived: vec![None; *world_size], read: 0 };
@@ -126,7 +126,7 @@ impl Communicator for ThreadCommunicator {
     ) -> Result<(), CommError> {
         let (n, bytes) = (groups.size, input.len());
         assert_eq!(output.len(), n * bytes, "the output of all_gather has a piece for each rank");
-        self.meet(Call { name: "all_gather", groups, first, bytes }, input, |inputs| {
+        self.meet(ThreadCall { name: "all_gather", groups, first, bytes }, input, |inputs| {
             for p in 0..n {
                 output[p * bytes..][..bytes].copy_from_slice(inputs[(first + p) % n]);
             }
@@ -145,7 +145,7 @@ impl Communicator for ThreadCommunicator {
         assert!(input.len().is_multiple_of(n), "all_to_all has a piece of equal length for each rank");
         let bytes = input.len() / n;
         let piece = (groups.place(self.rank) + n - first % n) % n;
-        self.meet(Call { name: "all_to_all", groups, first, bytes }, input, |inputs| {
+        self.meet(ThreadCall { name: "all_to_all", groups, first, bytes }, input, |inputs| {
             for r in 0..n {
                 output[r * bytes..][..bytes].copy_from_slice(&inputs[r][piece * bytes..][..bytes]);
             }
@@ -178,14 +178,14 @@ impl Channel for ThreadChannel {
 
     fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, CommError> {
         let mut of_root = Vec::new();
-        let call = Call { name: "broadcast", groups: self.0.world(), first: 0, bytes: 0 };
+        let call = ThreadCall { name: "broadcast", groups: self.0.world(), first: 0, bytes: 0 };
         self.0.meet(call, bytes, |all| of_root = all[0].to_vec())?;
         Ok(of_root)
     }
 
     fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         let mut gathered = Vec::new();
-        let call = Call { name: "gather", groups: self.0.world(), first: 0, bytes: 0 };
+        let call = ThreadCall { name: "gather", groups: self.0.world(), first: 0, bytes: 0 };
         self.0.meet(call, bytes, |all| {
             if self.0.rank == 0 {
                 gathered = all.iter().map(|bytes| bytes.to_vec()).collect();

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Instant;
 use xtrain_config::Config;
 use xtrain_cuda::{
-    Compiler, Context, Device, DeviceMemory, DevicePtr, Gemm, GemmOperands, Gpu, Launch, Module, Stream,
+    Compiler, Context, CudaDevice, DeviceMemory, DevicePtr, Gemm, GemmOperands, Gpu, Launch, Module, Stream,
     kernel_struct,
 };
 use xtrain_runtime::Checks;
@@ -86,7 +86,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn elementwise() -> Result<(), Box<dyn Error>> {
-    let context = Context::new(Device::at(0)?)?;
+    let context = Context::new(CudaDevice::get(0)?)?;
     let stream = Stream::new(&context)?;
     let arch = context.device().info()?.arch;
     let module = Module::load(&context, &Compiler::open()?.compile("bench.cu", SOURCE, arch, &[])?.cubin)?;

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// An error of a thread. The executor adds kernel, source line and thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct ThreadFault {
     /// The lane that caused it.
     pub(crate) lane: u32,
     pub(crate) kind: FaultKind,
@@ -27,17 +27,17 @@ pub(crate) enum FaultKind {
 }
 
 /// The result of a step. Faults are boxed because they are rare.
-pub(crate) type Outcome<T = ()> = Result<T, Box<Fault>>;
+pub(crate) type Outcome<T = ()> = Result<T, Box<ThreadFault>>;
 
-impl Fault {
-    pub(crate) fn new(lane: u32, kind: FaultKind, problem: impl Into<String>) -> Box<Fault> {
-        Box::new(Fault { lane, kind, problem: problem.into(), location: None })
+impl ThreadFault {
+    pub(crate) fn new(lane: u32, kind: FaultKind, problem: impl Into<String>) -> Box<ThreadFault> {
+        Box::new(ThreadFault { lane, kind, problem: problem.into(), location: None })
     }
 
     /// The fault of asynchronous work that a step at this source line began.
     pub(crate) fn of_work<T>(problem: impl Into<String>, location: u32) -> Outcome<T> {
-        let fault = Fault::new(0, FaultKind::Synchronisation, problem);
-        Err(Box::new(Fault { location: Some(location), ..*fault }))
+        let fault = ThreadFault::new(0, FaultKind::Synchronisation, problem);
+        Err(Box::new(ThreadFault { location: Some(location), ..*fault }))
     }
 }
 

@@ -14,17 +14,17 @@ mod group;
 mod warp;
 
 use crate::blocks::block_number;
-use crate::fault::{Fault, FaultKind, Report};
-use crate::kernel::cluster::{Awaited, Cluster, Event};
+use crate::fault::{FaultKind, Report, ThreadFault};
+use crate::kernel::cluster::{Awaited, Cluster, ClusterEvent};
 use crate::kernel::context::Launch;
 use crate::memory::Local;
 use crate::races::{self, Races, Running};
 use crate::random::Random;
 use crate::registers::{LANES, WARPGROUP};
 use barrier::Barriers;
-use group::{Group, Waits};
+use group::{LaneGroup, Waits};
 use std::collections::BTreeMap;
-use warp::{Failure, Turn, Warp};
+use warp::{Turn, Warp, WarpFailure};
 
 /// Multiprocessors of an emulated device.
 pub(crate) const MULTIPROCESSORS: usize = 8;
@@ -95,7 +95,7 @@ pub(crate) fn run(launches: &[Launch<'_>], random: &mut Random) -> Result<u64, R
             && let Some(grid) = grids.get_mut(chosen + 1)
         {
             for r in 0..grid.resident.len() {
-                grid.resident[r].iter_mut().for_each(|of| of.cluster.events.push(Event::Launch));
+                grid.resident[r].iter_mut().for_each(|of| of.cluster.events.push(ClusterEvent::Launch));
                 grid.wake(r);
             }
         }
@@ -180,7 +180,11 @@ impl<'a> Grid<'a> {
             let count = (threads - first_thread).min(LANES as u32);
             let mut warp = self.spare.pop().unwrap_or_else(|| Warp::new(code));
             (warp.rank, warp.first_thread) = (rank, first_thread);
-            warp.groups.push(Group { place: (0, 0), lanes: u32::MAX >> (32 - count), waits: Waits::Nothing });
+            warp.groups.push(LaneGroup {
+                place: (0, 0),
+                lanes: u32::MAX >> (32 - count),
+                waits: Waits::Nothing,
+            });
             warps.push(warp);
         }
         if let Some(races) = races {
@@ -398,8 +402,8 @@ impl<'a> Grid<'a> {
         let first_thread = thread / LANES as u32 * LANES as u32;
         let of = |warp: &Warp| warp.rank == rank && warp.first_thread == first_thread;
         let w = resident.warps.iter().position(of).expect("the thread's warp");
-        let fault = Fault::new(thread % LANES as u32, FaultKind::Synchronisation, problem);
-        report(self.launch, resident, w, Failure { fault, location })
+        let fault = ThreadFault::new(thread % LANES as u32, FaultKind::Synchronisation, problem);
+        report(self.launch, resident, w, WarpFailure { fault, location })
     }
 
     /// The fault of a launch in which no warp can run.
@@ -452,7 +456,7 @@ impl<'a> Grid<'a> {
     fn endless(&self, r: usize, w: usize) -> Report {
         let resident = self.resident[r].as_ref().expect("its warp just ran");
         let group = resident.warps[w].groups.first().copied();
-        let group = group.unwrap_or(Group { place: (0, 0), lanes: 1, waits: Waits::Nothing });
+        let group = group.unwrap_or(LaneGroup { place: (0, 0), lanes: 1, waits: Waits::Nothing });
         let millions = ENDLESS_STEPS / 1_000_000;
         let problem =
             format!("endless loop: {millions} million instructions of this launch changed no memory");
@@ -460,7 +464,7 @@ impl<'a> Grid<'a> {
     }
 
     /// The fault of lanes that never end.
-    fn stopped(&self, resident: &Resident, w: usize, group: Group, problem: String) -> Report {
+    fn stopped(&self, resident: &Resident, w: usize, group: LaneGroup, problem: String) -> Report {
         let code = self.launch.code;
         let location = match code.blocks.get(group.place.0 as usize) {
             Some(block) => {
@@ -468,8 +472,8 @@ impl<'a> Grid<'a> {
             }
             None => 0,
         };
-        let fault = Fault::new(group.lanes.trailing_zeros(), FaultKind::Synchronisation, problem);
-        report(self.launch, resident, w, Failure { fault, location })
+        let fault = ThreadFault::new(group.lanes.trailing_zeros(), FaultKind::Synchronisation, problem);
+        report(self.launch, resident, w, WarpFailure { fault, location })
     }
 }
 
@@ -502,7 +506,7 @@ impl Resident {
     }
 }
 
-fn report(launch: &Launch<'_>, resident: &Resident, warp: usize, failure: Failure) -> Report {
+fn report(launch: &Launch<'_>, resident: &Resident, warp: usize, failure: WarpFailure) -> Report {
     let [x, y, _] = launch.block;
     let number = resident.warps[warp].first_thread + failure.fault.lane;
     Report {

@@ -6,13 +6,13 @@ mod module;
 
 use crate::gemm;
 use crate::memory::{Memory, Physical};
-use crate::nccl::Group;
+use crate::nccl::CallGroup;
 use crate::queue::{ItemId, Queue};
 use crate::random::Random;
-use crate::settings::{Ordering, SETTINGS, Settings};
+use crate::settings::{Ordering, ProcessDevices, SETTINGS};
 use crate::status::{self, Status};
-use crate::work::{Failure, Work, run_launches};
-use capture::{Capture, Graph, Node};
+use crate::work::{Failure, WorkItem, run_launches};
+use capture::{Capture, Graph, GraphNode};
 pub(crate) use collective::Communicator;
 use collective::Waiting;
 use module::LoadedModule;
@@ -24,10 +24,10 @@ use std::time::Duration;
 
 /// The state behind the exported functions.
 pub(crate) struct Machine {
-    pub(crate) settings: Settings,
-    pub(crate) devices: Vec<Device>,
+    pub(crate) settings: ProcessDevices,
+    pub(crate) devices: Vec<MachineDevice>,
     pub(crate) streams: HashMap<usize, Stream>,
-    pub(crate) events: HashMap<usize, Event>,
+    pub(crate) events: HashMap<usize, MachineEvent>,
     pub(crate) modules: HashMap<usize, LoadedModule>,
     pub(crate) functions: HashMap<usize, Function>,
     pub(crate) graphs: HashMap<usize, Graph>,
@@ -41,7 +41,7 @@ pub(crate) struct Machine {
     /// Waits for words of device memory, each with its device, address and least value.
     blocked: Vec<(ItemId, usize, u64, u32)>,
     /// The group that `swap` holds back, with its stream.
-    held_back: Option<(usize, Arc<Group>)>,
+    held_back: Option<(usize, Arc<CallGroup>)>,
     /// Pinned host memory: lengths by address.
     pub(crate) pinned: BTreeMap<usize, usize>,
     /// Warp instructions executed so far.
@@ -56,7 +56,7 @@ pub(crate) struct Machine {
 }
 
 /// A device.
-pub(crate) struct Device {
+pub(crate) struct MachineDevice {
     pub(crate) memory: Memory,
     /// Reserved addresses by start, with their length.
     pub(crate) reservations: BTreeMap<u64, u64>,
@@ -79,7 +79,7 @@ pub(crate) struct Stream {
 }
 
 #[derive(Default)]
-pub(crate) struct Event {
+pub(crate) struct MachineEvent {
     /// The item that last recorded it.
     recorded: Option<ItemId>,
     /// The nominal time of that recording, in seconds.
@@ -147,8 +147,8 @@ fn is_reached(value: u32, least: u32) -> bool {
 }
 
 impl Machine {
-    fn new(settings: Settings) -> Machine {
-        let device = || Device {
+    fn new(settings: ProcessDevices) -> Machine {
+        let device = || MachineDevice {
             memory: Memory::new(settings.memory_bytes),
             reservations: BTreeMap::new(),
             physical: HashMap::new(),
@@ -201,16 +201,21 @@ impl Machine {
     }
 
     /// Adds work to a stream, or to the graph that the stream captures.
-    pub(crate) fn put(&mut self, stream: usize, work: Work) -> Result<(), Status> {
-        if matches!(work, Work::Upload { .. } | Work::Download { .. } | Work::Copy { .. } | Work::Fill { .. })
-            && self.omits(Ordering::Copy)
+    pub(crate) fn put(&mut self, stream: usize, work: WorkItem) -> Result<(), Status> {
+        if matches!(
+            work,
+            WorkItem::Upload { .. }
+                | WorkItem::Download { .. }
+                | WorkItem::Copy { .. }
+                | WorkItem::Fill { .. }
+        ) && self.omits(Ordering::Copy)
         {
             return Ok(());
         }
         let of = self.streams.get_mut(&stream).ok_or(status::INVALID_HANDLE)?;
         if let Some((capture, tail)) = &mut of.captured {
             let capture = self.captures.get_mut(capture).ok_or(status::INVALID_HANDLE)?;
-            let node = capture.add(Node { work, after: std::mem::take(tail), stream });
+            let node = capture.add(GraphNode { work, after: std::mem::take(tail), stream });
             tail.push(node);
             return Ok(());
         }
@@ -229,7 +234,7 @@ impl Machine {
         let of = self.streams.get_mut(&stream).ok_or(status::INVALID_HANDLE)?;
         if let Some((capture, tail)) = of.captured.clone() {
             if is_external {
-                return if omitted { Ok(()) } else { self.put(stream, Work::Record(event)) };
+                return if omitted { Ok(()) } else { self.put(stream, WorkItem::Record(event)) };
             }
             let event = self.events.get_mut(&event).ok_or(status::INVALID_HANDLE)?;
             event.captured = Some((capture, if omitted { Vec::new() } else { tail }));
@@ -237,12 +242,12 @@ impl Machine {
             return Ok(());
         }
         let after: Vec<ItemId> = of.tail.into_iter().filter(|_| !omitted).collect();
-        let item = self.queue.add(of.device, Work::Record(event), &after, of.ends);
+        let item = self.queue.add(of.device, WorkItem::Record(event), &after, of.ends);
         if !omitted {
             of.tail = Some(item);
         }
         let event = self.events.get_mut(&event).ok_or(status::INVALID_HANDLE)?;
-        *event = Event { recorded: Some(item), ..Event::default() };
+        *event = MachineEvent { recorded: Some(item), ..MachineEvent::default() };
         Ok(())
     }
 
@@ -280,7 +285,7 @@ impl Machine {
                 }
                 let after: Vec<ItemId> = of.tail.into_iter().chain(event.recorded).collect();
                 let begins = of.ends.max(event.time.unwrap_or(0.0));
-                of.tail = Some(self.queue.add(of.device, Work::Nothing, &after, begins));
+                of.tail = Some(self.queue.add(of.device, WorkItem::Nothing, &after, begins));
             }
         }
         Ok(())
@@ -307,7 +312,7 @@ impl Machine {
                 after.extend(&before);
             }
             let item = self.add(device, node.work.clone(), after, ends)?;
-            if let Work::Record(event) = node.work
+            if let WorkItem::Record(event) = node.work
                 && let Some(event) = self.events.get_mut(&event)
             {
                 (event.recorded, event.time) = (Some(item), None);
@@ -315,7 +320,7 @@ impl Machine {
             items.push(item);
         }
         items.extend(before);
-        let end = self.queue.add(device, Work::Nothing, &items, ends);
+        let end = self.queue.add(device, WorkItem::Nothing, &items, ends);
         self.graphs.get_mut(&graph).ok_or(status::INVALID_HANDLE)?.last = Some(end);
         self.streams.get_mut(&stream).ok_or(status::INVALID_HANDLE)?.tail = Some(end);
         Ok(())
@@ -325,14 +330,16 @@ impl Machine {
     fn add(
         &mut self,
         device: usize,
-        work: Work,
+        work: WorkItem,
         mut after: Vec<ItemId>,
         begins: f64,
     ) -> Result<ItemId, Status> {
-        let Work::Collective(group) = &work else { return Ok(self.queue.add(device, work, &after, begins)) };
+        let WorkItem::Collective(group) = &work else {
+            return Ok(self.queue.add(device, work, &after, begins));
+        };
         let handle = group.communicator;
         if self.aborted.contains(&handle) {
-            return Ok(self.queue.add(device, Work::Nothing, &after, begins));
+            return Ok(self.queue.add(device, WorkItem::Nothing, &after, begins));
         }
         let Some(communicator) = self.communicators.get_mut(&handle) else {
             let text = "NCCL: a graph with collectives of a communicator that was destroyed is launched";
@@ -353,7 +360,7 @@ impl Machine {
         let device = &mut self.devices[taken.device];
         let (mut ran, mut early) = (Ok(()), Vec::new());
         if device.failure.is_none() {
-            if let Work::Await { source, least } = taken.work {
+            if let WorkItem::Await { source, least } = taken.work {
                 match device.memory.signal(source) {
                     Some(value) if is_reached(value, least) => {}
                     Some(_) => {
@@ -367,7 +374,7 @@ impl Machine {
                         ran = Err(Failure { status: status::ILLEGAL_ADDRESS, text });
                     }
                 }
-            } else if let Work::Collective(group) = &taken.work {
+            } else if let WorkItem::Collective(group) = &taken.work {
                 let group = group.clone();
                 match self.run_collective(&group, &taken) {
                     Ok(true) => {}
@@ -377,14 +384,14 @@ impl Machine {
                     }
                     Err(failure) => ran = Err(failure),
                 }
-            } else if let Work::Launch(..) = taken.work {
+            } else if let WorkItem::Launch(..) = taken.work {
                 while early.len() < MOST_EARLY
                     && let Some(next) = self.queue.take_early(early.last().unwrap_or(&taken))
                 {
                     early.push(next);
                 }
                 let launches = std::iter::once(&taken).chain(&early).filter_map(|taken| match &taken.work {
-                    Work::Launch(launch, _) => Some(&**launch),
+                    WorkItem::Launch(launch, _) => Some(&**launch),
                     _ => None,
                 });
                 ran =
@@ -407,7 +414,7 @@ impl Machine {
                 stream.ends = taken.ends;
             }
         }
-        if let Work::Record(event) = taken.work
+        if let WorkItem::Record(event) = taken.work
             && let Some(event) = self.events.get_mut(&event)
             && event.recorded == Some(taken.id)
         {

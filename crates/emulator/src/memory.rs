@@ -11,7 +11,7 @@ mod bytes;
 
 pub(crate) use bytes::{Bytes, Local};
 
-use crate::fault::{Fault, FaultKind, Outcome};
+use crate::fault::{FaultKind, Outcome, ThreadFault};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -379,7 +379,7 @@ impl Drop for Memory {
 
 /// The fault of an access out of bounds.
 pub(crate) fn outside<T>(lane: u32, does: &str, what: String) -> Outcome<T> {
-    Err(Fault::new(lane, FaultKind::Address, format!("{does} out of bounds: {what}")))
+    Err(ThreadFault::new(lane, FaultKind::Address, format!("{does} out of bounds: {what}")))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Queued work. It runs when the host waits, in a random order that respects its dependencies.
 
 use crate::random::Random;
-use crate::work::Work;
+use crate::work::WorkItem;
 use std::collections::HashMap;
 
 /// Id of queued work. Ids increase.
@@ -10,7 +10,7 @@ pub(crate) struct ItemId(u64);
 
 struct Item {
     device: usize,
-    work: Work,
+    work: WorkItem,
     /// Number of dependencies that have not run.
     missing: usize,
     /// Items that depend on it.
@@ -37,7 +37,7 @@ const LONGEST_TURN: usize = 5;
 pub(crate) struct Taken {
     pub(crate) id: ItemId,
     pub(crate) device: usize,
-    pub(crate) work: Work,
+    pub(crate) work: WorkItem,
     /// The nominal time at which it ends, in seconds.
     pub(crate) ends: f64,
     next: Vec<ItemId>,
@@ -46,7 +46,7 @@ pub(crate) struct Taken {
 impl Queue {
     /// Adds work that depends on the pending items of `after` and begins at the nominal time `begins` or
     /// later.
-    pub(crate) fn add(&mut self, device: usize, work: Work, after: &[ItemId], begins: f64) -> ItemId {
+    pub(crate) fn add(&mut self, device: usize, work: WorkItem, after: &[ItemId], begins: f64) -> ItemId {
         let id = ItemId(self.added);
         self.added += 1;
         let mut missing = 0;
@@ -90,8 +90,8 @@ impl Queue {
 
     /// Takes a launch that may begin before `taken`, a launch, has ended, and waits for nothing else.
     pub(crate) fn take_early(&mut self, taken: &Taken) -> Option<Taken> {
-        let Work::Launch(..) = taken.work else { return None };
-        let may_begin = |item: &Item| item.missing == 1 && matches!(item.work, Work::Launch(_, true));
+        let WorkItem::Launch(..) = taken.work else { return None };
+        let may_begin = |item: &Item| item.missing == 1 && matches!(item.work, WorkItem::Launch(_, true));
         let id = *taken.next.iter().find(|id| self.items.get(id).is_some_and(may_begin))?;
         let Item { device, work, next, begins, .. } = self.items.remove(&id)?;
         let ends = begins.max(taken.ends) + work.seconds();
@@ -159,7 +159,7 @@ mod tests {
         let mut orders = std::collections::HashSet::new();
         for seed in 0..50 {
             let (mut queue, mut random) = (Queue::default(), Random::new(seed));
-            let mut add = |after: &[ItemId]| queue.add(0, Work::Nothing, after, 0.0);
+            let mut add = |after: &[ItemId]| queue.add(0, WorkItem::Nothing, after, 0.0);
             let first = add(&[]);
             let (left, right) = (add(&[first]), add(&[first]));
             let last = add(&[left, right]);

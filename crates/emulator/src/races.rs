@@ -22,9 +22,9 @@ mod shadow;
 use crate::blocks::block_number;
 use crate::registers::{LANES, lanes_of};
 use crate::settings::SETTINGS;
-pub(crate) use access::{By, Fence, Kind, Place, Scope};
+pub(crate) use access::{AccessKind, AccessPlace, By, Fence, Scope};
 use clock::Clock;
-pub(crate) use clock::{Gathered, View};
+pub(crate) use clock::{Gathered, ThreadView};
 use shadow::{Record, Shadow};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -82,7 +82,7 @@ pub(crate) fn wanted() -> bool {
 /// Two accesses that race.
 pub(crate) struct Race {
     pub(crate) lane: usize,
-    pub(crate) place: Place,
+    pub(crate) place: AccessPlace,
     pub(crate) bytes: u64,
     pub(crate) old: Record,
     pub(crate) new: Record,
@@ -92,16 +92,16 @@ pub(crate) struct Race {
 
 /// A lane's knowledge, and that of its fences.
 #[derive(Clone, Default)]
-pub(crate) struct Lane {
-    pub(crate) view: Rc<View>,
+pub(crate) struct LaneKnowledge {
+    pub(crate) view: Rc<ThreadView>,
     /// Knowledge at its last fence of each scope, which later strong writes release.
-    released: [Option<Rc<View>>; 3],
+    released: [Option<Rc<ThreadView>>; 3],
     /// Knowledge that its next fence acquires, by the narrowest scope that suffices.
-    pending: [Option<Rc<View>>; 3],
+    pending: [Option<Rc<ThreadView>>; 3],
 }
 
 pub(crate) struct Warp {
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) lanes: Vec<LaneKnowledge>,
     time: u32,
     /// Committed groups of bulk copies of each lane, and of `wgmma`.
     pub(crate) groups: [u32; LANES],
@@ -174,7 +174,7 @@ pub(crate) struct Races {
 }
 
 /// The words of some bytes.
-fn words(Place(place): Place, bytes: u64) -> impl Iterator<Item = u64> {
+fn words(AccessPlace(place): AccessPlace, bytes: u64) -> impl Iterator<Item = u64> {
     place / WORD..(place + bytes).div_ceil(WORD)
 }
 
@@ -205,7 +205,7 @@ impl Races {
     pub(crate) fn start(&mut self, cluster: u32, blocks: u32, threads: u32) {
         for block in (cluster << BLOCK_BITS..).take(blocks as usize) {
             for warp in (block << WARP_BITS..).take(threads.div_ceil(LANES as u32) as usize) {
-                let lanes = vec![Lane::default(); LANES];
+                let lanes = vec![LaneKnowledge::default(); LANES];
                 let new = Warp { lanes, time: 1, groups: [0; LANES], wgmma: 0, arrivals: [0; LANES] };
                 self.warps.insert(warp, new);
             }
@@ -224,11 +224,11 @@ impl Races {
         self.clusters.retain(|(of, _), _| *of != cluster);
         let is_left = |word: &u64| {
             let place = word * WORD;
-            place & Place::SHARED == 0 || !of_cluster(((place & !Place::SHARED) >> 24) as u32)
+            place & AccessPlace::SHARED == 0 || !of_cluster(((place & !AccessPlace::SHARED) >> 24) as u32)
         };
         self.sync_words.retain(|word, _| is_left(word));
         for rank in 0..1 << BLOCK_BITS {
-            let Place(start) = Place::shared((cluster << BLOCK_BITS) + rank, 0);
+            let AccessPlace(start) = AccessPlace::shared((cluster << BLOCK_BITS) + rank, 0);
             self.memory.forget(start, shared_bytes);
         }
     }
@@ -274,7 +274,7 @@ impl Races {
     pub(crate) fn wait_for_launch(&mut self, lanes: u32) {
         if let Some(before) = self.launch_of(self.warp).checked_sub(1) {
             let launches = 1 << before | self.launches[before].known;
-            self.acquire(lanes, &View { launches, ..View::default() });
+            self.acquire(lanes, &ThreadView { launches, ..ThreadView::default() });
         }
     }
 
@@ -283,9 +283,9 @@ impl Races {
     pub(crate) fn access(
         &mut self,
         (lane, own): (usize, u32),
-        view: &View,
-        (place, bytes): (Place, u64),
-        kind: Kind,
+        view: &ThreadView,
+        (place, bytes): (AccessPlace, u64),
+        kind: AccessKind,
         agent: Option<(u64, u32)>,
         needs_proxy: bool,
     ) -> Result<(), Box<Race>> {
@@ -332,8 +332,8 @@ impl Races {
     pub(crate) fn access_by_lane(
         &mut self,
         lane: usize,
-        place: (Place, u64),
-        kind: Kind,
+        place: (AccessPlace, u64),
+        kind: AccessKind,
     ) -> Result<(), Box<Race>> {
         let view = self.now().lanes[lane].view.clone();
         self.access((lane, 1 << lane), &view, place, kind, None, true)?;
@@ -344,7 +344,7 @@ impl Races {
     }
 
     /// Acquires and releases by a strong access.
-    fn synchronise(&mut self, lane: usize, place: Place, kind: Kind, scope: Scope) {
+    fn synchronise(&mut self, lane: usize, place: AccessPlace, kind: AccessKind, scope: Scope) {
         let key = place.0 / WORD;
         let mut sync_word = self.sync_words.remove(&key).unwrap_or_default();
         let (block, warp) = (self.block, self.warp);
@@ -369,7 +369,7 @@ impl Races {
             if !kind.reads {
                 sync_word = SyncWord::default();
             }
-            let mut publish = |of: Scope, view: &Rc<View>| {
+            let mut publish = |of: Scope, view: &Rc<ThreadView>| {
                 let entry = sync_word
                     .published
                     .iter_mut()
@@ -387,7 +387,7 @@ impl Races {
                 }
             };
             if kind.releases {
-                let mut view = View::clone(&this.view);
+                let mut view = ThreadView::clone(&this.view);
                 view.known.add(warp.into(), 1 << lane, time);
                 publish(scope, &Rc::new(view));
             }
@@ -412,14 +412,14 @@ impl Races {
     }
 
     /// Makes what others have released known to lanes.
-    pub(crate) fn acquire(&mut self, lanes: u32, view: &View) {
-        let mut made: Vec<[Rc<View>; 2]> = Vec::new();
+    pub(crate) fn acquire(&mut self, lanes: u32, view: &ThreadView) {
+        let mut made: Vec<[Rc<ThreadView>; 2]> = Vec::new();
         for lane in lanes_of(lanes) {
             let this = &mut self.now().lanes[lane].view;
             let known = made.iter().find(|[old, _]| Rc::ptr_eq(old, this)).map(|[_, new]| new.clone());
             *this = known.unwrap_or_else(|| {
                 let old = this.clone();
-                let mut new = View::clone(&old);
+                let mut new = ThreadView::clone(&old);
                 new.join(view);
                 let new = Rc::new(new);
                 made.push([old, new.clone()]);
@@ -430,7 +430,7 @@ impl Races {
 
     /// Makes accesses of an agent until a time known to lanes.
     pub(crate) fn acquire_agent(&mut self, lanes: u32, agent: u64, of_lanes: u32, time: u32) {
-        let mut view = View::default();
+        let mut view = ThreadView::default();
         view.known.add(agent, of_lanes, time);
         self.acquire(lanes, &view);
     }
@@ -513,7 +513,7 @@ impl Races {
                     }
                 }
                 Fence::Proxy(spaces) => {
-                    let View { known, proxied, .. } = Rc::make_mut(&mut this.view);
+                    let ThreadView { known, proxied, .. } = Rc::make_mut(&mut this.view);
                     for (proxied, _) in proxied.iter_mut().zip(spaces).filter(|(_, is_meant)| *is_meant) {
                         proxied.join(known);
                         proxied.add(warp.into(), 1 << lane, now.time);

@@ -5,7 +5,7 @@
 //! are marked too. Arithmetic with those of global memory is a fault; those of shared memory are like unset
 //! ones, because kernels compute with the unused end of a tile.
 
-use crate::fault::{Fault, FaultKind, Outcome};
+use crate::fault::{FaultKind, Outcome, ThreadFault};
 use crate::poison::POISON;
 use crate::ptx::Class;
 
@@ -19,12 +19,12 @@ pub(crate) type Lanes<T> = [T; LANES];
 
 /// Index of a register within its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slot(pub(crate) u16);
+pub(crate) struct RegisterSlot(pub(crate) u16);
 
 /// The values of one register.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-pub(crate) struct Row<T>(Lanes<T>);
+pub(crate) struct RegisterRow<T>(Lanes<T>);
 
 /// The uninitialised bytes of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Marks {
 /// Registers of one class with their marks.
 #[derive(Clone, Debug)]
 pub(crate) struct File<T> {
-    rows: Vec<Row<T>>,
+    rows: Vec<RegisterRow<T>>,
     /// Lanes that have marks, by slot. Entries of `marks` for other lanes are stale.
     marked: Vec<u32>,
     marks: Vec<Marks>,
@@ -59,7 +59,7 @@ impl<T: Copy> File<T> {
 
     fn new(slots: usize, poison: T) -> Self {
         File {
-            rows: vec![Row([poison; LANES]); slots],
+            rows: vec![RegisterRow([poison; LANES]); slots],
             marked: vec![u32::MAX; slots],
             marks: vec![Self::UNSET; slots],
         }
@@ -104,7 +104,7 @@ pub(crate) struct SlotCounts {
 }
 
 impl SlotCounts {
-    pub(crate) fn of(&mut self, class: Class) -> &mut usize {
+    pub(crate) fn count_mut(&mut self, class: Class) -> &mut usize {
         match class {
             Class::Predicate => &mut self.predicates,
             Class::B16 => &mut self.b16,
@@ -187,13 +187,13 @@ impl Registers {
     }
 
     #[inline(always)]
-    pub(crate) fn read<T: Lane>(&self, slot: Slot) -> Lanes<T> {
+    pub(crate) fn read<T: Lane>(&self, slot: RegisterSlot) -> Lanes<T> {
         *T::from_bits(&T::file(self).rows[usize::from(slot.0)].0)
     }
 
     /// Writes the lanes of `active`.
     #[inline(always)]
-    pub(crate) fn write<T: Lane>(&mut self, slot: Slot, values: &Lanes<T>, active: u32) {
+    pub(crate) fn write<T: Lane>(&mut self, slot: RegisterSlot, values: &Lanes<T>, active: u32) {
         let file = T::file_mut(self);
         let (row, values) = (&mut file.rows[usize::from(slot.0)].0, T::bits(values));
         if active == u32::MAX {
@@ -208,12 +208,12 @@ impl Registers {
 
     /// The lanes with marks.
     #[inline(always)]
-    pub(crate) fn marked<T: Lane>(&self, slot: Slot) -> u32 {
+    pub(crate) fn marked<T: Lane>(&self, slot: RegisterSlot) -> u32 {
         T::file(self).marked[usize::from(slot.0)]
     }
 
     /// The marks of all lanes.
-    pub(crate) fn marks<T: Lane>(&self, slot: Slot) -> Marks {
+    pub(crate) fn marks<T: Lane>(&self, slot: RegisterSlot) -> Marks {
         let (file, slot) = (T::file(self), usize::from(slot.0));
         let Marks { unwritten, from_memory, strict } = file.marks[slot];
         let is_marked = |lane: usize| file.marked[slot] >> lane & 1 != 0;
@@ -225,45 +225,45 @@ impl Registers {
     }
 
     /// Sets the marks of the lanes of `active`, after these were written.
-    pub(crate) fn mark<T: Lane>(&mut self, slot: Slot, marks: &Marks, active: u32) {
+    pub(crate) fn mark<T: Lane>(&mut self, slot: RegisterSlot, marks: &Marks, active: u32) {
         T::file_mut(self).mark(usize::from(slot.0), marks, active);
     }
 
     /// Marks lanes as unset, after a result of unset operands was written.
-    pub(crate) fn unset<T: Lane>(&mut self, slot: Slot, lanes: u32) {
+    pub(crate) fn unset<T: Lane>(&mut self, slot: RegisterSlot, lanes: u32) {
         T::file_mut(self).mark(usize::from(slot.0), &File::<T::Bits>::UNSET, lanes);
     }
 
     /// Marks all lanes of a register that asynchronous work will write.
-    pub(crate) fn reserve(&mut self, Slot(slot): Slot) {
+    pub(crate) fn reserve(&mut self, RegisterSlot(slot): RegisterSlot) {
         let file = &mut self.b32;
         (file.marked[usize::from(slot)], file.marks[usize::from(slot)]) = (u32::MAX, Marks::RESERVED);
     }
 
     /// True if no instruction has written the register since it was reserved.
-    pub(crate) fn is_reserved(&self, Slot(slot): Slot) -> bool {
+    pub(crate) fn is_reserved(&self, RegisterSlot(slot): RegisterSlot) -> bool {
         let file = &self.b32;
         file.marked[usize::from(slot)] == u32::MAX && file.marks[usize::from(slot)] == Marks::RESERVED
     }
 
     /// Writes all lanes of a reserved register, which stays so.
-    pub(crate) fn write_reserved(&mut self, Slot(slot): Slot, values: &Lanes<f32>) {
+    pub(crate) fn write_reserved(&mut self, RegisterSlot(slot): RegisterSlot, values: &Lanes<f32>) {
         self.b32.rows[usize::from(slot)].0 = *f32::bits(values);
     }
 
     /// Undoes [`Registers::reserve`].
-    pub(crate) fn unreserve(&mut self, Slot(slot): Slot) {
+    pub(crate) fn unreserve(&mut self, RegisterSlot(slot): RegisterSlot) {
         self.b32.marked[usize::from(slot)] = 0;
     }
 
     /// A predicate and its unset lanes, as masks.
     #[inline(always)]
-    pub(crate) fn predicate(&self, slot: Slot) -> (u32, u32) {
+    pub(crate) fn predicate(&self, slot: RegisterSlot) -> (u32, u32) {
         (self.predicates[usize::from(slot.0)], self.unset_predicates[usize::from(slot.0)])
     }
 
     #[inline(always)]
-    pub(crate) fn write_predicate(&mut self, slot: Slot, values: u32, unset: u32, active: u32) {
+    pub(crate) fn write_predicate(&mut self, slot: RegisterSlot, values: u32, unset: u32, active: u32) {
         let slot = usize::from(slot.0);
         self.predicates[slot] = self.predicates[slot] & !active | values & active;
         self.unset_predicates[slot] = self.unset_predicates[slot] & !active | unset & active;
@@ -293,7 +293,7 @@ impl Registers {
 #[cold]
 pub(crate) fn uninitialised(lanes: u32) -> Outcome {
     let problem = "uses an uninitialised value";
-    Err(Fault::new(lanes.trailing_zeros(), FaultKind::Uninitialised, problem))
+    Err(ThreadFault::new(lanes.trailing_zeros(), FaultKind::Uninitialised, problem))
 }
 
 /// The lanes whose bits are set.
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn registers_hold_what_active_lanes_write_and_mark_what_none_wrote() {
         let mut registers = Registers::new(SlotCounts { predicates: 1, b16: 1, b32: 2, b64: 1 });
-        let slot = Slot(1);
+        let slot = RegisterSlot(1);
         assert_eq!(registers.marked::<u32>(slot), u32::MAX);
         registers.write(slot, &[1.5f32; LANES], 0xFF);
         assert_eq!(registers.marked::<u32>(slot), !0xFF);
@@ -326,8 +326,8 @@ mod tests {
         assert_eq!(registers.marked::<u32>(slot) & 0xFF, 1 << 3);
         let found = registers.marks::<u32>(slot);
         assert_eq!((found.unwritten[3], found.unwritten[4], found.from_memory), (0b1100, 0, 1 << 3));
-        registers.write_predicate(Slot(0), 0b101, 0b100, 0b111);
-        assert_eq!(registers.predicate(Slot(0)), (0b101, !0b011));
+        registers.write_predicate(RegisterSlot(0), 0b101, 0b100, 0b111);
+        assert_eq!(registers.predicate(RegisterSlot(0)), (0b101, !0b011));
         assert_eq!(lanes_of(0b1010_0001).collect::<Vec<_>>(), [0, 5, 7]);
     }
 }

@@ -9,14 +9,14 @@ const VARIABLE: &str = "XTRAIN_EMULATOR";
 
 /// The settings of the environment. `None`, after a report, if they cannot be parsed: a test would otherwise
 /// run on another device than intended.
-pub(crate) static SETTINGS: LazyLock<Option<Settings>> = LazyLock::new(|| {
+pub(crate) static SETTINGS: LazyLock<Option<ProcessDevices>> = LazyLock::new(|| {
     let text = std::env::var(VARIABLE).unwrap_or_default();
-    Settings::parse(&text).inspect_err(|problem| eprintln!("emulated GPU: {VARIABLE}: {problem}")).ok()
+    ProcessDevices::parse(&text).inspect_err(|problem| eprintln!("emulated GPU: {VARIABLE}: {problem}")).ok()
 });
 
 /// The devices of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Settings {
+pub(crate) struct ProcessDevices {
     /// `arch=sm_90a`: the architecture.
     pub(crate) arch: Arch,
     /// `devices=1`: the number of devices.
@@ -41,14 +41,14 @@ pub(crate) struct Settings {
     /// `patch=FILE`: a fault to put into a kernel's source, to check that tests fail.
     pub(crate) patch: Option<Patch>,
     /// `trace=gemm.cu:87`: a source line whose instructions are printed.
-    pub(crate) trace: Option<Trace>,
+    pub(crate) trace: Option<TraceLine>,
     /// `races=1`: data races by PTX's memory model are reported.
     pub(crate) races: bool,
 }
 
 /// A source line to trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Trace {
+pub(crate) struct TraceLine {
     pub(crate) file: String,
     pub(crate) line: u32,
     /// `tile=0:8x32:e4m3:128`: a tile of shared memory to print with each instruction.
@@ -116,9 +116,9 @@ pub(crate) struct Patch {
     new: String,
 }
 
-impl Settings {
-    fn parse(text: &str) -> Result<Settings, String> {
-        let mut settings = Settings {
+impl ProcessDevices {
+    fn parse(text: &str) -> Result<ProcessDevices, String> {
+        let mut settings = ProcessDevices {
             arch: Arch { major: 9, minor: 0 },
             devices: 1,
             memory_bytes: 4 << 30,
@@ -168,7 +168,7 @@ impl Settings {
                     let place =
                         value.rsplit_once(':').and_then(|(file, line)| Some((file, line.parse().ok()?)));
                     let (file, line) = place.ok_or("`trace` needs a file and a line: `add/kernel.cu:12`")?;
-                    settings.trace = Some(Trace { file: file.to_owned(), line, tile: None, stop });
+                    settings.trace = Some(TraceLine { file: file.to_owned(), line, tile: None, stop });
                 }
                 "tile" => {
                     tile = Some(
@@ -273,14 +273,15 @@ mod tests {
 
     #[test]
     fn settings_are_read_or_refused() {
-        let settings = Settings::parse("arch=sm_89 devices=2 memory=64 seed=7 omit=edge:1").unwrap();
+        let settings = ProcessDevices::parse("arch=sm_89 devices=2 memory=64 seed=7 omit=edge:1").unwrap();
         assert_eq!((settings.arch.to_string(), settings.devices), ("sm_89".to_owned(), 2));
         assert_eq!((settings.memory_bytes, settings.seed), (64 << 20, 7));
         assert_eq!(settings.omit, Some(Omission { what: Ordering::Edge, number: 1 }));
-        assert_eq!(Settings::parse("").unwrap().arch.to_string(), "sm_90a");
-        let lines = Settings::parse("seed=7\nlog=/a folder/log\n").unwrap();
+        assert_eq!(ProcessDevices::parse("").unwrap().arch.to_string(), "sm_90a");
+        let lines = ProcessDevices::parse("seed=7\nlog=/a folder/log\n").unwrap();
         assert_eq!((lines.seed, lines.log.as_deref()), (7, Some("/a folder/log")));
-        let trace = Settings::parse("tile=1024:8x32:e4m3:128 trace=a/b.cu:7 stop=2").unwrap().trace.unwrap();
+        let trace =
+            ProcessDevices::parse("tile=1024:8x32:e4m3:128 trace=a/b.cu:7 stop=2").unwrap().trace.unwrap();
         assert_eq!((trace.file.as_str(), trace.line, trace.stop), ("a/b.cu", 7, 2));
         assert_eq!(
             trace.tile.map(|tile| (tile.offset, tile.columns, tile.swizzle_bits)),
@@ -299,7 +300,7 @@ mod tests {
             "swap=1",
             "speed=9",
         ] {
-            assert!(Settings::parse(wrong).is_err(), "{wrong}");
+            assert!(ProcessDevices::parse(wrong).is_err(), "{wrong}");
         }
     }
 

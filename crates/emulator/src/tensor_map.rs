@@ -2,7 +2,7 @@
 //!
 //! The words of an encoded map are a magic number and the map's place in the list of this process.
 
-use crate::kernel::cluster::Piece;
+use crate::kernel::cluster::CopyPiece;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// All maps.
@@ -91,7 +91,7 @@ impl TensorMap {
 
     /// The pieces that a copy of a box to the tensor writes. As on a GPU, rows are written up to a multiple
     /// of 16 bytes, and negative coordinates are an error.
-    pub(crate) fn stored_pieces(&self, coordinates: &[i32], shared: u64) -> Result<Vec<Piece>, String> {
+    pub(crate) fn stored_pieces(&self, coordinates: &[i32], shared: u64) -> Result<Vec<CopyPiece>, String> {
         if let Some(at) = coordinates.iter().find(|at| **at < 0) {
             return Err(format!("copies a box to the coordinate {at} of a tensor"));
         }
@@ -105,7 +105,7 @@ impl TensorMap {
 
     /// The pieces of the box that begins at these coordinates, with a dense copy of it at `shared`. What is
     /// outside of the tensor has no global address.
-    pub(crate) fn pieces(&self, coordinates: &[i32], shared: u64) -> Vec<Piece> {
+    pub(crate) fn pieces(&self, coordinates: &[i32], shared: u64) -> Vec<CopyPiece> {
         let row_bytes = self.boxed[0] * self.element_bytes;
         let step = if self.swizzle_bits == 0 { row_bytes } else { CHUNK };
         let mut pieces = Vec::new();
@@ -128,7 +128,7 @@ impl TensorMap {
                 let parts = [(0, begin, false), (begin, inside, true), (inside, step, false)];
                 for (begin, end, is_inside) in parts.into_iter().filter(|(begin, end, _)| begin < end) {
                     let global = is_inside.then(|| (start + from) as u64 + begin);
-                    pieces.push(Piece { global, shared: to + begin, bytes: end - begin });
+                    pieces.push(CopyPiece { global, shared: to + begin, bytes: end - begin });
                 }
             }
         }

@@ -3,24 +3,24 @@
 
 use crate::fault::{FaultKind, Outcome};
 use crate::kernel::Traced;
-use crate::kernel::context::Context;
+use crate::kernel::context::WarpContext;
 use crate::numbers::{E4M3, E5M2, from_bf16};
 use crate::ptx::Class;
 use crate::registers::lanes_of;
-use crate::settings::{SETTINGS, Tile, Trace};
+use crate::settings::{SETTINGS, Tile, TraceLine};
 use crate::tensor_map::swizzled;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The trace that the settings ask for.
-pub(crate) fn wanted() -> Option<&'static Trace> {
+pub(crate) fn wanted() -> Option<&'static TraceLine> {
     SETTINGS.as_ref()?.trace.as_ref()
 }
 
 /// Says that a kernel whose sources are `files` has no instruction of the line to trace, if that is of one of
 /// them.
 pub(crate) fn report_none(kernel: &str, files: &[(u32, String)]) {
-    let Some(Trace { file, line, .. }) = wanted() else { return };
+    let Some(TraceLine { file, line, .. }) = wanted() else { return };
     if files.iter().any(|(_, name)| name == file) {
         eprintln!("trace: kernel {kernel} has no instruction of {file}:{line}");
     }
@@ -29,7 +29,7 @@ pub(crate) fn report_none(kernel: &str, files: &[(u32, String)]) {
 /// Prints what a traced instruction has computed, after the tile that the settings name if it has changed. A
 /// fault after the last instruction that they allow.
 #[cold]
-pub(crate) fn print(cx: &Context<'_>, traced: &Traced, location: u32) -> Outcome {
+pub(crate) fn print(cx: &WarpContext<'_>, traced: &Traced, location: u32) -> Outcome {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let Some(trace) = wanted() else { return Ok(()) };
     static LAST: Mutex<String> = Mutex::new(String::new());
@@ -63,7 +63,7 @@ pub(crate) fn print(cx: &Context<'_>, traced: &Traced, location: u32) -> Outcome
 }
 
 /// A tile of the block's shared memory, row by row; `?` where nothing was written.
-fn text_of(cx: &Context<'_>, tile: &Tile) -> String {
+fn text_of(cx: &WarpContext<'_>, tile: &Tile) -> String {
     let bytes = match tile.element.as_str() {
         "f32" | "u32" => 4,
         "bf16" => 2,

@@ -6,7 +6,7 @@ use crate::grid;
 use crate::kernel::Code;
 use crate::kernel::context::Launch;
 use crate::memory::{Local, Memory};
-use crate::nccl::Group;
+use crate::nccl::CallGroup;
 use crate::random::Random;
 use crate::status::Status;
 use std::cell::Cell;
@@ -23,7 +23,7 @@ const RECORD_SECONDS: f64 = 1e-6;
 
 /// An item of work in a stream.
 #[derive(Clone)]
-pub(crate) enum Work {
+pub(crate) enum WorkItem {
     /// A launch, and whether it may begin before the launch has ended that it waits for.
     Launch(Arc<KernelLaunch>, bool),
     /// A copy to device memory.
@@ -59,7 +59,7 @@ pub(crate) enum Work {
         least: u32,
     },
     /// Calls of NCCL, which the machine runs together with other ranks.
-    Collective(Arc<Group>),
+    Collective(Arc<CallGroup>),
     /// The recording of an event, by its handle.
     Record(usize),
     /// The end of a graph, or a wait for an event.
@@ -116,26 +116,26 @@ impl From<Report> for Failure {
     }
 }
 
-impl Work {
+impl WorkItem {
     /// The nominal time in seconds. It depends only on sizes, so that choices by time are the same in every
     /// run.
     pub(crate) fn seconds(&self) -> f64 {
         let bytes = |bytes: u64| bytes as f64 * SECONDS_PER_BYTE;
         match self {
-            Work::Launch(launch, _) => {
+            WorkItem::Launch(launch, _) => {
                 let threads = launch.block.iter().product::<u32>().div_ceil(32);
                 let warps = launch.grid.iter().map(|&n| f64::from(n)).product::<f64>() * f64::from(threads);
                 LEAST_SECONDS + warps * launch.code.instructions() as f64 * SECONDS_PER_INSTRUCTION
             }
-            Work::Upload { source: HostSource::Taken(taken), .. } => bytes(taken.len() as u64),
-            Work::Upload { source: HostSource::Pinned(_, length), .. } => bytes(*length),
-            Work::Download { bytes: length, .. }
-            | Work::Copy { bytes: length, .. }
-            | Work::Fill { bytes: length, .. } => bytes(*length),
-            Work::Gemm(gemm) => LEAST_SECONDS + gemm.seconds,
-            Work::Collective(group) => bytes(group.bytes()),
-            Work::Record(_) | Work::Signal { .. } | Work::Await { .. } => RECORD_SECONDS,
-            Work::Nothing => 0.0,
+            WorkItem::Upload { source: HostSource::Taken(taken), .. } => bytes(taken.len() as u64),
+            WorkItem::Upload { source: HostSource::Pinned(_, length), .. } => bytes(*length),
+            WorkItem::Download { bytes: length, .. }
+            | WorkItem::Copy { bytes: length, .. }
+            | WorkItem::Fill { bytes: length, .. } => bytes(*length),
+            WorkItem::Gemm(gemm) => LEAST_SECONDS + gemm.seconds,
+            WorkItem::Collective(group) => bytes(group.bytes()),
+            WorkItem::Record(_) | WorkItem::Signal { .. } | WorkItem::Await { .. } => RECORD_SECONDS,
+            WorkItem::Nothing => 0.0,
         }
     }
 
@@ -144,28 +144,32 @@ impl Work {
         let is_within = |address: u64| address.wrapping_sub(start) < bytes;
         let overlaps = |address: u64, length: u64| address < start + bytes && start < address + length;
         let (uses, name) = match self {
-            Work::Launch(launch, _) => {
+            WorkItem::Launch(launch, _) => {
                 let words = launch.parameters.chunks_exact(8);
                 let mut addresses = words.map(|word| word.try_into().map_or(0, u64::from_le_bytes));
                 (addresses.any(is_within), format!("kernel {}", launch.code.name))
             }
-            Work::Upload { target, source } => {
+            WorkItem::Upload { target, source } => {
                 let length = match source {
                     HostSource::Taken(taken) => taken.len() as u64,
                     HostSource::Pinned(_, length) => *length,
                 };
                 (overlaps(*target, length), "a copy to the device".into())
             }
-            Work::Download { source, bytes, .. } => (overlaps(*source, *bytes), "a copy to the host".into()),
-            Work::Copy { target, source, bytes } => {
+            WorkItem::Download { source, bytes, .. } => {
+                (overlaps(*source, *bytes), "a copy to the host".into())
+            }
+            WorkItem::Copy { target, source, bytes } => {
                 (overlaps(*target, *bytes) || overlaps(*source, *bytes), "a copy on the device".into())
             }
-            Work::Fill { target, bytes, .. } => (overlaps(*target, *bytes), "a fill".into()),
-            Work::Gemm(gemm) => (gemm.operands.iter().any(|&address| is_within(address)), "a GEMM".into()),
-            Work::Signal { target, .. } => (overlaps(*target, 4), "a write of a word".into()),
-            Work::Await { source, .. } => (overlaps(*source, 4), "a wait for a word".into()),
-            Work::Collective(group) => (group.uses(start, bytes), "a collective".into()),
-            Work::Record(_) | Work::Nothing => (false, String::new()),
+            WorkItem::Fill { target, bytes, .. } => (overlaps(*target, *bytes), "a fill".into()),
+            WorkItem::Gemm(gemm) => {
+                (gemm.operands.iter().any(|&address| is_within(address)), "a GEMM".into())
+            }
+            WorkItem::Signal { target, .. } => (overlaps(*target, 4), "a write of a word".into()),
+            WorkItem::Await { source, .. } => (overlaps(*source, 4), "a wait for a word".into()),
+            WorkItem::Collective(group) => (group.uses(start, bytes), "a collective".into()),
+            WorkItem::Record(_) | WorkItem::Nothing => (false, String::new()),
         };
         uses.then_some(name)
     }
@@ -177,7 +181,7 @@ impl Work {
             text: format!("{what} out of bounds: {}", memory.describe(address, bytes)),
         };
         match self {
-            Work::Upload { target, source } => {
+            WorkItem::Upload { target, source } => {
                 let (mut from, bytes) = match source {
                     HostSource::Taken(taken) => (taken.as_ptr(), taken.len() as u64),
                     HostSource::Pinned(HostAddress(address), bytes) => (*address as *const u8, *bytes),
@@ -191,7 +195,7 @@ impl Work {
                     from = from.wrapping_add(piece.len());
                 }
             }
-            Work::Download { target: HostAddress(target), source, bytes } => {
+            WorkItem::Download { target: HostAddress(target), source, bytes } => {
                 let pieces =
                     memory.pieces(*source, *bytes).ok_or_else(|| outside("a copy reads", *source, *bytes))?;
                 if !pieces.iter().all(|piece| piece.is_written()) {
@@ -206,7 +210,7 @@ impl Work {
                     to = to.wrapping_add(piece.len());
                 }
             }
-            Work::Copy { target, source, bytes } => {
+            WorkItem::Copy { target, source, bytes } => {
                 let from =
                     memory.pieces(*source, *bytes).ok_or_else(|| outside("a copy reads", *source, *bytes))?;
                 let to = memory
@@ -214,22 +218,22 @@ impl Work {
                     .ok_or_else(|| outside("a copy writes", *target, *bytes))?;
                 copy_pieces(&to, &from);
             }
-            Work::Fill { target, byte, bytes } => {
+            WorkItem::Fill { target, byte, bytes } => {
                 let pieces = memory
                     .pieces(*target, *bytes)
                     .ok_or_else(|| outside("a fill writes", *target, *bytes))?;
                 pieces.into_iter().for_each(|piece| piece.fill(*byte));
             }
-            Work::Gemm(gemm) => {
+            WorkItem::Gemm(gemm) => {
                 (gemm.run)(memory)
                     .map_err(|text| Failure { status: crate::status::ILLEGAL_ADDRESS, text })?;
             }
-            Work::Signal { target, value } => {
+            WorkItem::Signal { target, value } => {
                 memory.set_signal(*target, *value).ok_or_else(|| outside("a word is", *target, 4))?;
             }
             // The machine runs these.
-            Work::Launch(..) | Work::Await { .. } | Work::Collective(_) => {}
-            Work::Record(_) | Work::Nothing => {}
+            WorkItem::Launch(..) | WorkItem::Await { .. } | WorkItem::Collective(_) => {}
+            WorkItem::Record(_) | WorkItem::Nothing => {}
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ mod common;
 use common::Outcome;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::ffi::{c_int, c_uint, c_void};
-use xtrain_cuda::{Context, Device, DeviceMemory, Graph, Stream};
+use xtrain_cuda::{Context, CudaDevice, DeviceMemory, Graph, Stream};
 
 /// `CUlaunchConfig`, and the one attribute that it may have.
 #[repr(C)]
@@ -81,7 +81,7 @@ fn call<F: Copy>(name: &str, call: impl FnOnce(F) -> c_int) -> Outcome {
 
 /// Launches the kernels of a case in a stream, or as a graph.
 fn run(&(_, parts, is_early, _, expected): &Case, as_graph: bool) -> Outcome {
-    let context = Context::new(Device::at(0)?)?;
+    let context = Context::new(CudaDevice::get(0)?)?;
     let stream = Stream::new(&context)?;
     let kernels = parts.chunks(2).enumerate().map(|(n, parts)| kernel(n, parts));
     let head = ".version 9.0\n.target sm_90a\n.address_size 64\n.file 1 \"step.cu\"\n";

@@ -6,19 +6,20 @@ mod common;
 use common::{Body, Outcome, step};
 use std::ffi::c_int;
 use xtrain_cuda::{
-    Context, CudaError, Device, DeviceMemory, Event, Gpu, Graph, GrowingMemory, Module, PinnedMemory, Stream,
+    Context, CudaDevice, CudaError, DeviceMemory, Event, Gpu, Graph, GrowingMemory, Module, PinnedMemory,
+    Stream,
 };
 
 const MIB: usize = 1 << 20;
 
 fn context() -> Result<Context, CudaError> {
-    Context::new(Device::at(0)?)
+    Context::new(CudaDevice::get(0)?)
 }
 
 fn devices_have_memory_of_their_own() -> Outcome {
-    assert_eq!(Device::all()?.len(), 2);
+    assert_eq!(CudaDevice::all()?.len(), 2);
     let of = |ordinal| -> Result<_, CudaError> {
-        let context = Context::new(Device::at(ordinal)?)?;
+        let context = Context::new(CudaDevice::get(ordinal)?)?;
         let (memory, stream) = (DeviceMemory::new(&context, 32)?, Stream::new(&context)?);
         memory.all().write(&[ordinal as u8; 32], &stream)?;
         Ok((memory, stream))
@@ -278,7 +279,7 @@ fn launches_of_one_graph_do_not_overlap() -> Outcome {
 }
 
 fn unknown_settings_are_reported() -> Outcome {
-    let error = Device::all().err().ok_or("the setting is accepted")?;
+    let error = CudaDevice::all().err().ok_or("the setting is accepted")?;
     assert!(error.to_string().contains("cuInit failed: CUDA_ERROR_NOT_INITIALIZED"), "{error}");
     Ok(())
 }

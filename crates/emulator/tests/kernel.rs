@@ -9,7 +9,7 @@ use common::Outcome;
 use half::bf16;
 use libtest_mimic::{Arguments, Failed, Trial};
 use xtrain_cuda::{
-    Compiler, Context, Device, DeviceMemory, DevicePtr, Launch, Module, Stream, TensorMap, kernel_struct,
+    Compiler, Context, CudaDevice, DeviceMemory, DevicePtr, Launch, Module, Stream, TensorMap, kernel_struct,
 };
 use xtrain_tensor::DType;
 
@@ -78,7 +78,7 @@ fn gemm(context: &Context, module: &Module, [m, n, k]: [usize; 3]) -> Outcome {
 
 fn sizes_within_and_beyond_tiles() -> Result<(), Failed> {
     let run = || -> Outcome {
-        let context = Context::new(Device::at(0)?)?;
+        let context = Context::new(CudaDevice::get(0)?)?;
         let arch = context.device().info()?.arch;
         let module = Module::load(
             &context,

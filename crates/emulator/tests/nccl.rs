@@ -11,8 +11,8 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 use xtrain_cuda::{
-    Context, CudaError, Device, DeviceMemory, Event, Graph, Installed, Library, NcclCall, NcclCommunicator,
-    NcclId, Stream,
+    Context, CudaDevice, CudaError, DeviceMemory, Event, Graph, Installed, Library, NcclCall,
+    NcclCommunicator, NcclId, Stream,
 };
 
 /// Variables of a rank's process.
@@ -61,6 +61,11 @@ fn go_on() -> Result<(), CudaError> {
     Ok(())
 }
 
+/// The place of a rank among `world_size`.
+const fn place(index: usize, world_size: usize) -> xtrain_rank::Rank {
+    xtrain_rank::Rank { index, world_size }
+}
+
 impl Rank {
     /// This process as a rank, on a GPU of its own.
     fn of_process() -> Boxed<Rank> {
@@ -69,9 +74,9 @@ impl Rank {
     }
 
     fn join(rank: usize, ranks: usize, id: &NcclId) -> Boxed<Rank> {
-        let context = Context::new(Device::at(rank)?)?;
+        let context = Context::new(CudaDevice::get(rank)?)?;
         let stream = Stream::new(&context)?;
-        let nccl = NcclCommunicator::join(&context, id, rank, ranks, &go_on)?;
+        let nccl = NcclCommunicator::join(&context, id, place(rank, ranks), &go_on)?;
         Ok(Rank { rank, ranks, context, stream, nccl })
     }
 
@@ -329,13 +334,13 @@ fn numbers_of_groups_differ() -> Outcome {
 
 /// A rank that never comes is found by the caller's deadline.
 fn a_rank_is_missing() -> Outcome {
-    let context = Context::new(Device::at(0)?)?;
+    let context = Context::new(CudaDevice::get(0)?)?;
     let begun = Instant::now();
     let in_time = || -> Result<(), CudaError> {
         let is_late = begun.elapsed() > Duration::from_millis(200);
         if is_late { Err(CudaError::NoDevice) } else { Ok(()) }
     };
-    let joined = NcclCommunicator::join(&context, &NcclId::new()?, 0, 2, &in_time);
+    let joined = NcclCommunicator::join(&context, &NcclId::new()?, xtrain_rank::Rank::first_of(2), &in_time);
     assert!(matches!(joined, Err(CudaError::NoDevice)));
     assert!(begun.elapsed() < Duration::from_secs(5));
     Ok(())
@@ -343,8 +348,8 @@ fn a_rank_is_missing() -> Outcome {
 
 fn two_ranks_have_one_gpu() -> Outcome {
     let rank = number(RANK)?;
-    let context = Context::new(Device::at(0)?)?;
-    let joined = NcclCommunicator::join(&context, &shared_id(rank)?, rank, 2, &go_on);
+    let context = Context::new(CudaDevice::get(0)?)?;
+    let joined = NcclCommunicator::join(&context, &shared_id(rank)?, place(rank, 2), &go_on);
     let error = joined.err().ok_or("they join")?.to_string();
     assert!(error.contains("invalid usage") && error.contains("Duplicate GPU detected"), "{error}");
     leave_last(rank, 2)

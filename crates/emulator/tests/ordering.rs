@@ -7,8 +7,8 @@ mod common;
 use common::Outcome;
 use libtest_mimic::{Arguments, Failed, Trial};
 use xtrain_cuda::{
-    Context, CudaError, Device, DeviceMemory, DevicePtr, Event, Graph, Launch, Module, PinnedMemory, Stream,
-    kernel_struct,
+    Context, CudaDevice, CudaError, DeviceMemory, DevicePtr, Event, Graph, Launch, Module, PinnedMemory,
+    Stream, kernel_struct,
 };
 
 /// `to[i] = from[i] * 3 + add` of 32 numbers, as PTX: no compiler is needed.
@@ -47,7 +47,7 @@ const BYTES: usize = 32 * 4;
 
 /// Runs two streams that wait for each other, first directly and then as a graph.
 fn program() -> Result<Vec<u32>, CudaError> {
-    let context = Context::new(Device::at(0)?)?;
+    let context = Context::new(CudaDevice::get(0)?)?;
     let module = Module::load(&context, format!("{KERNEL}\0").as_bytes())?;
     let function = module.function("step")?;
     let (main, side) = (Stream::new(&context)?, Stream::new(&context)?);

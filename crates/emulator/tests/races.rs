@@ -6,7 +6,7 @@ mod common;
 
 use common::{Outcome, module};
 use libtest_mimic::{Arguments, Failed, Trial};
-use xtrain_cuda::{Context, Device, DeviceMemory, Launch, Module, Stream};
+use xtrain_cuda::{Context, CudaDevice, DeviceMemory, Launch, Module, Stream};
 
 /// Runs a kernel in two clusters of two blocks with 128 threads. `from` holds 1 KiB of zeros, `to` the
 /// same. `%r1` is the thread, `%p1` holds in the first one of a block, `%p2` in the first warp; `%r8` is
@@ -17,7 +17,7 @@ fn run(body: &str) -> Outcome {
         mov.u32 %r8, bar; mov.u32 %r7, area; setp.eq.u32 %p1, %r1, 0; setp.lt.u32 %p2, %r1, 32; mov.u32 %r6, %ctaid.x;
         mov.f32 %f1, 0f00000000; mov.f32 %f2, %f1; mov.f32 %f3, %f1; mov.f32 %f4, %f1;
         shr.u32 %r4, %r7, 4; cvt.u64.u32 %d, %r4; add.s64 %d, %d, 0x800400000; mad.lo.u32 %r3, %r1, 32, %r7; mov.u32 %r4, 0;\n.loc 1 5 1\n";
-    let context = Context::new(Device::at(0)?)?;
+    let context = Context::new(CudaDevice::get(0)?)?;
     let stream = Stream::new(&context)?;
     let [from, to] = [DeviceMemory::new(&context, 1024)?, DeviceMemory::new(&context, 1024)?];
     from.all().write(&[0; 1024], &stream)?;

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Case, Outcome, module};
-use xtrain_cuda::{Context, Device, DeviceMemory, Launch, Module, Stream};
+use xtrain_cuda::{Context, CudaDevice, DeviceMemory, Launch, Module, Stream};
 
 /// Launches a kernel with two blocks of 64 threads. `from` is initialised and `to` is not; each holds one u32
 /// a thread.
@@ -18,7 +18,7 @@ fn run_as(launch: Launch, body: &str) -> Outcome {
 
 /// Launches a kernel, and copies `to` to the host if it `reads` it.
 fn results_of(launch: Launch, body: &str, reads: bool) -> Outcome {
-    let context = Context::new(Device::at(0)?)?;
+    let context = Context::new(CudaDevice::get(0)?)?;
     let stream = Stream::new(&context)?;
     let [from, to] = [DeviceMemory::new(&context, 256)?, DeviceMemory::new(&context, 256)?];
     from.all().write(&[1; 256], &stream)?;
@@ -205,7 +205,7 @@ const IN_A_CLUSTER: [(&str, &str, fn() -> Outcome); 29] = [
 ];
 
 fn memory_that_was_freed() -> Outcome {
-    let context = Context::new(Device::at(0)?)?;
+    let context = Context::new(CudaDevice::get(0)?)?;
     let stream = Stream::new(&context)?;
     let [kept, freed] = [DeviceMemory::new(&context, 256)?, DeviceMemory::new(&context, 256)?];
     let pointer = freed.pointer();
@@ -323,7 +323,7 @@ fn main() -> Outcome {
             "a_copy_to_the_host_of_what_was_never_written",
             "a copy to the host reads bytes that were never written: 256 of 256 bytes at offset 0 of an allocation of 256 bytes; the first, byte 0 of them, no kernel or copy wrote",
             || {
-                let context = Context::new(Device::at(0)?)?;
+                let context = Context::new(CudaDevice::get(0)?)?;
                 let memory = DeviceMemory::new(&context, 256)?;
                 let copied = memory.all().read(&Stream::new(&context)?);
                 if copied.is_ok() { Err("no fault was reported".into()) } else { Ok(()) }

@@ -183,7 +183,7 @@ pub fn blame(
     let most = of_blocks.clone().map(|group| group.blocks.len()).max().unwrap_or(0)
         * options.by_block.min(of_blocks.count());
     let second = if most == 0 { 0 } else { 1 + most as u64 };
-    let mut search = Search {
+    let mut search = BlameSearch {
         probe: &probe,
         spec: &spec,
         bf16,
@@ -198,16 +198,16 @@ pub fn blame(
     let all = variants[0].sums.distance(bf16_loss, options.batches);
     let found = found(&groups, &variants[1..], bf16_loss, options.batches, all, &products);
 
-    let mut worst: Vec<Group> = Vec::new();
+    let mut worst: Vec<GemmGroup> = Vec::new();
     let of = |BlamedGroup { site, product, .. }: &BlamedGroup| {
         groups.iter().find(|group| group.site == *site && group.gemm.name() == *product)
     };
     let of_blocks = found.iter().filter_map(of).filter(|group| !group.blocks.is_empty());
-    worst.extend(of_blocks.take(options.by_block).flat_map(Group::by_block));
+    worst.extend(of_blocks.take(options.by_block).flat_map(GemmGroup::by_block));
     let mut blocks = Vec::new();
     if !worst.is_empty() {
         search.all = search.done + (1 + worst.len() as u64) * steps * options.batches;
-        let of = |group: &Group| Variant::new(group.pattern(), group.put_back(&probe.casts));
+        let of = |group: &GemmGroup| Variant::new(group.pattern(), group.put_back(&probe.casts));
         let mut variants: Vec<Variant> = worst.iter().map(of).collect();
         search.measure(&mut weights, &mut variants)?;
         blocks = self::found(&worst, &variants, bf16_loss, options.batches, all, &products);
@@ -227,7 +227,7 @@ pub fn blame(
 
 /// One GEMM of one layer in some blocks.
 #[derive(Clone, Debug)]
-struct Group {
+struct GemmGroup {
     site: String,
     gemm: LinearGemm,
     /// The blocks in which it is in FP8; none for the head.
@@ -236,7 +236,7 @@ struct Group {
     is_single: bool,
 }
 
-impl Group {
+impl GemmGroup {
     /// Its pattern for `[precision] skip`.
     fn pattern(&self) -> String {
         let place = match &self.blocks[..] {
@@ -254,10 +254,10 @@ impl Group {
         numerics
     }
 
-    fn by_block(&self) -> Vec<Group> {
+    fn by_block(&self) -> Vec<GemmGroup> {
         self.blocks
             .iter()
-            .map(|&block| Group { blocks: vec![block], is_single: true, ..self.clone() })
+            .map(|&block| GemmGroup { blocks: vec![block], is_single: true, ..self.clone() })
             .collect()
     }
 
@@ -272,17 +272,17 @@ impl Group {
 }
 
 /// All GEMMs that are in FP8 in some block, in the order of the layers.
-fn groups(products: &[LinearGemms]) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
+fn groups(products: &[LinearGemms]) -> Vec<GemmGroup> {
+    let mut groups: Vec<GemmGroup> = Vec::new();
     for linear in products {
         for (gemm, product) in LinearGemm::ALL.into_iter().zip(&linear.gemms) {
             if product.is_err() {
                 continue;
             }
-            let is_it = |group: &&mut Group| group.site == linear.site && group.gemm == gemm;
+            let is_it = |group: &&mut GemmGroup| group.site == linear.site && group.gemm == gemm;
             match groups.iter_mut().find(is_it) {
                 Some(group) => group.blocks.extend(linear.blocks.clone()),
-                None => groups.push(Group {
+                None => groups.push(GemmGroup {
                     site: linear.site.clone(),
                     gemm,
                     blocks: linear.blocks.clone().collect(),
@@ -316,31 +316,31 @@ struct Variant {
     name: String,
     numerics: Numerics,
     id: Option<ProgramId>,
-    sums: Sums,
+    sums: LossSums,
 }
 
 impl Variant {
     fn new(name: String, numerics: Numerics) -> Self {
-        Variant { name, numerics, id: None, sums: Sums::default() }
+        Variant { name, numerics, id: None, sums: LossSums::default() }
     }
 }
 
 /// Sums over batches.
 #[derive(Clone, Copy, Default)]
-struct Sums {
+struct LossSums {
     loss: f64,
     /// Sums of squares: of the bf16 gradients, and of the differences.
     squares: [f64; 2],
 }
 
-impl Sums {
+impl LossSums {
     fn distance(&self, bf16_loss: f64, batches: u64) -> Distance {
         let [norm, error] = self.squares;
         Distance { loss_gap: self.loss / batches as f64 - bf16_loss, gradient_error: (error / norm).sqrt() }
     }
 }
 
-struct Search<'a> {
+struct BlameSearch<'a> {
     probe: &'a Probe,
     spec: &'a TrainingSpec,
     bf16: ProgramId,
@@ -354,7 +354,7 @@ struct Search<'a> {
     batches: u64,
 }
 
-impl Search<'_> {
+impl BlameSearch<'_> {
     /// Runs each variant on each batch and adds up the distances; returns the mean loss of bf16.
     fn measure(&mut self, weights: &mut Weights, variants: &mut [Variant]) -> Result<f64, RunError> {
         let mut loss = 0.0;
@@ -395,7 +395,7 @@ impl Search<'_> {
         what: &str,
         batch: u64,
     ) -> Result<f64, RunError> {
-        let Search { probe, doing, done, all, .. } = self;
+        let BlameSearch { probe, doing, done, all, .. } = self;
         let mut on_progress = |n: usize| {
             doing(BlameProgress::Pass { what: what.to_owned(), done: *done + n as u64, all: *all })
         };
@@ -436,14 +436,14 @@ fn squares(expected: &[f32], made: &[f32]) -> [f64; 2] {
 }
 
 fn found(
-    groups: &[Group],
+    groups: &[GemmGroup],
     variants: &[Variant],
     bf16_loss: f64,
     batches: u64,
     all: Distance,
     products: &[LinearGemms],
 ) -> Vec<BlamedGroup> {
-    let of = |(group, variant): (&Group, &Variant)| {
+    let of = |(group, variant): (&GemmGroup, &Variant)| {
         let distance = variant.sums.distance(bf16_loss, batches);
         BlamedGroup {
             pattern: group.pattern(),

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use xtrain_config::{Config, Device};
-use xtrain_cuda::{Arch, Context, CudaError, Device as CudaDevice, Gpu, Installed, KernelCache, Library};
+use xtrain_cuda::{Arch, Context, CudaDevice, CudaError, Gpu, Installed, KernelCache, Library};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_runtime::Checks;
 use xtrain_step::engine::{Processor, RECIPES};

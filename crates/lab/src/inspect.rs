@@ -74,7 +74,8 @@ pub fn inspect(
         sums.iter_mut().zip(&measured).try_for_each(|(sums, cast)| sums.add(made, cast))
     })?;
     let layers = linear_gemms(&spec.computed_in(casts.clone()));
-    let tensors = measured.iter().zip(&sums).map(|(cast, sums)| sums.of(cast, steps, &layers)).collect();
+    let tensors =
+        measured.iter().zip(&sums).map(|(cast, sums)| sums.summarise(cast, steps, &layers)).collect();
     let (recipe, casts) = (spec.recipe.name().to_owned(), casts.recipe.name().to_owned());
     let (run, step) = (probe.run.path().to_owned(), probe.checkpoint.step());
     Ok(Inspection { run, step, recipe, casts, loss, tensors })
@@ -101,7 +102,7 @@ impl Sums {
         Ok(())
     }
 
-    fn of(&self, cast: &MeasuredCast, steps: usize, layers: &[LinearGemms]) -> TensorCast {
+    fn summarise(&self, cast: &MeasuredCast, steps: usize, layers: &[LinearGemms]) -> TensorCast {
         let [something, underflowed, saturated, not_finite] = self.counts;
         let all = (cast.elements * steps).max(1) as f64;
         let share = |count: u64| count as f64 / something.max(1) as f64;

@@ -166,7 +166,7 @@ fn find_run(folder: &Path, which: Which) -> Result<(RunFolder, Which), RunError>
     }
     run_file::refuse_as_run(folder)?;
     let place = folder.display();
-    let run = RunFolder::at(folder);
+    let run = RunFolder::new(folder);
     if run.is_begun() {
         return Ok((run, which));
     }

@@ -65,7 +65,7 @@ impl Architecture {
             ));
         }
         self.layers.iter().try_for_each(Layer::validate)?;
-        let Norm::Rms { eps } = self.norm;
+        let eps = self.norm.eps();
         if !is_positive_f32(eps) {
             return fail(format!("norm_eps is {eps:?}; it must be a positive number within f32"));
         }

@@ -199,7 +199,7 @@ pub fn trace_loss(
     fixed_routing: Option<FixedRouting>,
 ) -> Result<ValueId, TraceError> {
     let Loss { chunk_tokens, z_loss, sources, balancing } = loss;
-    let mut trace = Trace::of(model, batch, context, dropout);
+    let mut trace = Trace::new(model, batch, context, dropout);
     trace.is_loss = true;
     trace.balancing = balancing;
     trace.fixed_routing = fixed_routing;
@@ -244,7 +244,7 @@ pub fn trace_logits(
     context: Context,
     rows: usize,
 ) -> Result<ValueId, TraceError> {
-    let mut trace = Trace::of(model, batch, context, 0.0);
+    let mut trace = Trace::new(model, batch, context, 0.0);
     let hidden_td = trace.hidden(t)?;
     let wanted = t.input(io::ROWS, TensorType::new(DType::I32, [rows]));
     let wanted_d = t.site("lm_head.rows").apply(Embedding, &[wanted, hidden_td])?[0];
@@ -289,10 +289,10 @@ struct Trace<'a> {
 }
 
 impl<'a> Trace<'a> {
-    fn of(model: &'a Architecture, batch: Batch, context: Context, dropout: f32) -> Self {
+    fn new(model: &'a Architecture, batch: Batch, context: Context, dropout: f32) -> Self {
         Trace {
             model,
-            parameters: Parameters::of(model),
+            parameters: Parameters::new(model),
             batch,
             context,
             dropout,
@@ -360,16 +360,16 @@ impl<'a> Trace<'a> {
         addition: Option<ValueId>,
         site: &str,
     ) -> Result<(ValueId, ValueId), TraceError> {
-        let weight = self.parameter(t, site, "weight");
+        let norm = self.model.norm;
+        let parameters = norm.parameters().iter().map(|(end, _)| self.parameter(t, site, end));
+        let inputs: Vec<ValueId> = [stream].into_iter().chain(addition).chain(parameters).collect();
         t.site(site);
-        Ok(match (self.model.norm, addition) {
-            (Norm::Rms { eps }, Some(addition)) => {
-                let outputs = t.apply(AddRmsNorm { eps: eps as f32 }, &[stream, addition, weight])?;
+        Ok(match (norm, addition) {
+            (Norm::Rms { eps }, Some(_)) => {
+                let outputs = t.apply(AddRmsNorm { eps: eps as f32 }, &inputs)?;
                 (outputs[0], outputs[1])
             }
-            (Norm::Rms { eps }, None) => {
-                (stream, t.apply(RmsNorm { eps: eps as f32 }, &[stream, weight])?[0])
-            }
+            (Norm::Rms { eps }, None) => (stream, t.apply(RmsNorm { eps: eps as f32 }, &inputs)?[0]),
         })
     }
 
@@ -405,8 +405,7 @@ impl<'a> Trace<'a> {
         if qk_norm {
             inputs.extend(["attn.q_norm", "attn.k_norm"].map(|site| self.parameter(t, site, "weight")));
         }
-        let Norm::Rms { eps } = self.model.norm;
-        let norm = qk_norm.then_some(eps as f32);
+        let norm = qk_norm.then_some(self.model.norm.eps() as f32);
         let qkv = t.site("attn.rope").apply(QkNormRope { heads, kv_heads, head_dim, norm }, &inputs)?[0];
 
         t.site("attn.core");

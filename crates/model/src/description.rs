@@ -1,8 +1,8 @@
 //! A model as config.json and run files describe it: one number for each size, from which all layers follow.
 
 use crate::{
-    Activation, Architecture, BlockSet, Experts, Family, FeedForward, Layer, Mixer, Mixture, Mlp, ModelError,
-    Norm, Rotary, SelfAttention,
+    Architecture, BlockSet, Experts, Family, FeedForward, Layer, Mixer, Mixture, Mlp, ModelError, Rotary,
+    SelfAttention,
 };
 use xtrain_ops::qk_norm_rope::RopeScaling;
 
@@ -69,12 +69,12 @@ impl Description {
             qkv_bias: self.qkv_bias,
             qk_norm: self.qk_norm,
         };
-        let dense = FeedForward::Dense(Mlp { width: self.ffn_dim, activation: Activation::Swiglu });
+        let dense = FeedForward::Dense(Mlp { width: self.ffn_dim, activation: self.family.activation() });
         let experts = match &self.mixture {
             None => None,
             Some(mixture) => {
                 let modules = mixture.modules(self.family, self.layers).map_err(|(_, error)| error)?;
-                Some((mixture.dense, FeedForward::Experts(mixture.layer(modules))))
+                Some((mixture.dense, FeedForward::Experts(mixture.layer(modules, self.family.activation()))))
             }
         };
         let layer = |block: usize| {
@@ -91,7 +91,7 @@ impl Description {
             vocab_size: self.vocab_size,
             max_position_embeddings: self.max_position_embeddings,
             window: self.window,
-            norm: Norm::Rms { eps: self.norm_eps },
+            norm: self.family.norm(self.norm_eps),
             tie_embeddings: self.tie_embeddings,
         })
     }
@@ -124,14 +124,13 @@ impl Architecture {
         else {
             return Err(differ());
         };
-        let Norm::Rms { eps: norm_eps } = self.norm;
         let dense = || feed_forwards().enumerate().filter(|(_, own)| own.dense().is_some());
         let mixture = |experts: &Experts| Mixture {
             count: experts.count,
             ffn_dim: experts.ffn_dim,
             router: experts.router,
             shared_ffn_dim: experts.shared.as_ref().map_or(0, |shared| shared.width),
-            dense: BlockSet::of(dense().map(|(block, _)| block)),
+            dense: BlockSet::from_iter(dense().map(|(block, _)| block)),
         };
         Ok(Description {
             family: self.family,
@@ -148,7 +147,7 @@ impl Architecture {
             attention_scale: attention.scale,
             rope_theta: attention.rotary.theta,
             rope_scaling: attention.rotary.scaling,
-            norm_eps,
+            norm_eps: self.norm.eps(),
             tie_embeddings: self.tie_embeddings,
             qkv_bias: attention.qkv_bias,
             qk_norm: attention.qk_norm,
@@ -159,6 +158,7 @@ impl Architecture {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Activation;
 
     fn small() -> Description {
         Description {

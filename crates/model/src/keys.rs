@@ -12,7 +12,7 @@ pub(crate) struct Keys<'a> {
 
 impl<'a> Keys<'a> {
     /// The keys at the top of the file.
-    pub(crate) fn of(file: &'a Map<String, Value>) -> Self {
+    pub(crate) fn new(file: &'a Map<String, Value>) -> Self {
         Keys { json: file, table: None }
     }
 

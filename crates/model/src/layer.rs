@@ -5,6 +5,7 @@
 //! exports read it.
 
 use crate::ModelError;
+use crate::init::Init;
 use std::any::Any;
 use xtrain_ops::dispatch::Dispatch;
 use xtrain_ops::groups::Groups;
@@ -98,6 +99,30 @@ pub enum Norm {
     },
 }
 
+impl Norm {
+    /// The number that it adds to the mean square.
+    pub(crate) const fn eps(self) -> f64 {
+        match self {
+            Norm::Rms { eps } => eps,
+        }
+    }
+
+    /// The key of config.json that has this number.
+    pub(crate) const fn eps_key(self) -> &'static str {
+        match self {
+            Norm::Rms { .. } => "rms_norm_eps",
+        }
+    }
+
+    /// The ends of the names of its parameters, which have a number for each column, and their initial
+    /// values.
+    pub(crate) const fn parameters(self) -> &'static [(&'static str, Init)] {
+        match self {
+            Norm::Rms { .. } => &[("weight", Init::Ones)],
+        }
+    }
+}
+
 /// A function between the projections of a feed-forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
@@ -113,6 +138,13 @@ impl Activation {
         }
     }
 
+    /// Its name in messages, and those in `hidden_act` of config.json; exports have the first.
+    pub(crate) const fn names_in_files(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Activation::Swiglu => ("SwiGLU", &["silu", "swish"]),
+        }
+    }
+
     /// Columns of its input for each column of its output: gate and up lie side by side.
     pub(crate) fn input_columns(self) -> usize {
         match self {
@@ -121,7 +153,7 @@ impl Activation {
     }
 
     /// The activation that `op` computes, if it is one.
-    pub(crate) fn of(op: &dyn Op) -> Option<Activation> {
+    pub(crate) fn from_op(op: &dyn Op) -> Option<Activation> {
         (op as &dyn Any).is::<Swiglu>().then_some(Activation::Swiglu)
     }
 }

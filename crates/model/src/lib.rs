@@ -13,6 +13,7 @@ mod families;
 mod family;
 mod fixed_routing;
 pub mod hf;
+mod init;
 mod keys;
 mod layer;
 mod mixture;
@@ -28,13 +29,14 @@ pub use description::Description;
 pub use error::ModelError;
 pub use family::Family;
 pub use fixed_routing::FixedRouting;
+pub use init::Init;
 pub use layer::{
     Activation, EXPERTS, ExpertShare, Experts, FeedForward, HEAD, Layer, LinearSpec, Mixer, Mlp, Norm,
     ROUTER, Rotary, SelfAttention,
 };
 pub use mixture::{BlockSet, Mixture};
 pub use numerics::{Bf16Reason, DelayedScales, Fp8Overrides, Numerics, SlowerLayer};
-pub use parameters::{Init, ParameterGroup, ParameterSpec, Parts, in_block};
+pub use parameters::{HfParts, ParameterGroup, ParameterSpec, in_block};
 pub use pattern::GemmPattern;
 pub use recipe::Recipe;
 pub use static_scales::{LayerScales, ScalesSource, StaticScales};

@@ -22,8 +22,7 @@ pub struct Mixture {
 
 impl Mixture {
     /// The experts of a block, with these names in files.
-    pub(crate) fn layer(&self, modules: &'static ExpertModules) -> Experts {
-        let activation = Activation::Swiglu;
+    pub(crate) fn layer(&self, modules: &'static ExpertModules, activation: Activation) -> Experts {
         Experts {
             count: self.count,
             ffn_dim: self.ffn_dim,
@@ -89,15 +88,6 @@ impl Mixture {
 pub struct BlockSet([u64; Architecture::MAX_LAYERS / 64]);
 
 impl BlockSet {
-    /// The set of these blocks. Numbers that no model has are left out.
-    pub fn of(blocks: impl IntoIterator<Item = usize>) -> BlockSet {
-        let mut set = BlockSet::default();
-        for block in blocks.into_iter().filter(|block| *block < Architecture::MAX_LAYERS) {
-            set.0[block / 64] |= 1 << (block % 64);
-        }
-        set
-    }
-
     /// True if the set has this block.
     pub fn contains(&self, block: usize) -> bool {
         self.0.get(block / 64).is_some_and(|word| word >> (block % 64) & 1 == 1)
@@ -116,6 +106,17 @@ impl BlockSet {
     /// True if the set has no block.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+impl FromIterator<usize> for BlockSet {
+    /// The set of these blocks. Numbers that no model has are left out.
+    fn from_iter<I: IntoIterator<Item = usize>>(blocks: I) -> BlockSet {
+        let mut set = BlockSet::default();
+        for block in blocks.into_iter().filter(|block| *block < Architecture::MAX_LAYERS) {
+            set.0[block / 64] |= 1 << (block % 64);
+        }
+        set
     }
 }
 

@@ -180,18 +180,18 @@ impl Numerics {
     /// static.
     pub fn static_scale(&self) -> Option<impl Fn(&Origin, CastOperand) -> Option<f32>> {
         let scales = self.fp8.static_scales.as_deref()?;
-        Some(|layer: &Origin, operand| scales.of(&layer.to_string(), operand))
+        Some(|layer: &Origin, operand| scales.get(&layer.to_string(), operand))
     }
 
     /// The format in which the input of an activation, or of the linear layer after attention, is saved for
     /// the backward in a model of this many blocks; `None` saves it unchanged.
-    pub fn saved_input(&self, candidate: save_fp8::Candidate<'_>, layers: usize) -> Option<Quantization> {
-        let save_fp8::Candidate { origin, op, reader, columns } = candidate;
+    pub fn saved_input(&self, candidate: save_fp8::SaveCandidate<'_>, layers: usize) -> Option<Quantization> {
+        let save_fp8::SaveCandidate { origin, op, reader, columns } = candidate;
         let block = origin.block? as usize;
         let fp8 = &self.fp8;
         let (width, asked, format) = match reader {
             Reader::Activation => {
-                (columns / Activation::of(op)?.input_columns(), fp8.swiglu_input, DType::E4M3)
+                (columns / Activation::from_op(op)?.input_columns(), fp8.swiglu_input, DType::E4M3)
             }
             Reader::Linear if &*origin.site == O_PROJ => (columns, fp8.attention_output, DType::E5M6),
             Reader::Linear => return None,

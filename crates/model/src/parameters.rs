@@ -3,7 +3,7 @@
 //! The list is the one place for all of it; tracing declares parameters from it by name ([`Parameters`]).
 
 use crate::layer::{EXPERT, ROUTER};
-use crate::{Architecture, FeedForward, Layer, LinearSpec, Mixer};
+use crate::{Architecture, FeedForward, Init, Layer, LinearSpec, Mixer};
 use std::collections::HashMap;
 use xtrain_program::{StateKind, Tracer, ValueId};
 use xtrain_tensor::{DType, NamePart, NameWhole, Shape, TensorType};
@@ -20,7 +20,7 @@ pub struct ParameterSpec {
     /// Its initial values.
     pub init: Init,
     /// The tensors of a Hugging Face folder that it consists of.
-    pub parts: Parts,
+    pub parts: HfParts,
     /// Another form in which a folder may hold it.
     pub whole: Option<NameWhole>,
 }
@@ -30,13 +30,13 @@ pub struct ParameterSpec {
 ///
 /// A large mixture has tens of thousands of them, so they are listed on demand.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parts {
+pub struct HfParts {
     /// The tensors of one expert, with [`EXPERT`] where their names have its number; or all of them.
     of_expert: Vec<NamePart>,
     experts: usize,
 }
 
-impl Parts {
+impl HfParts {
     /// The number of tensors.
     pub fn count(&self) -> usize {
         self.of_expert.len() * self.experts
@@ -55,8 +55,8 @@ impl Parts {
         (0..self.experts).flat_map(of_expert).collect()
     }
 
-    fn one(hf_name: impl Into<String>, rows: usize) -> Parts {
-        Parts { of_expert: vec![NamePart { hf_name: hf_name.into(), rows }], experts: 1 }
+    fn one(hf_name: impl Into<String>, rows: usize) -> HfParts {
+        HfParts { of_expert: vec![NamePart { hf_name: hf_name.into(), rows }], experts: 1 }
     }
 }
 
@@ -84,17 +84,6 @@ impl ParameterGroup {
     }
 }
 
-/// The initial values of a parameter.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Init {
-    /// All ones: norms.
-    Ones,
-    /// All zeros: biases.
-    Zeros,
-    /// Normal numbers; the standard deviation as a multiple of the run's `init_std`.
-    Normal(f32),
-}
-
 /// The name of a site in a block: `blocks.3.attn.o_proj`.
 pub fn in_block(block: usize, site: &str) -> String {
     format!("blocks.{block}.{site}")
@@ -103,7 +92,7 @@ pub fn in_block(block: usize, site: &str) -> String {
 /// Names of the parameters outside of the blocks.
 pub(crate) mod names {
     pub(crate) const EMBED: &str = "embed.weight";
-    pub(crate) const FINAL_NORM: &str = "norm.weight";
+    pub(crate) const FINAL_NORM: &str = "norm";
     pub(crate) const HEAD: &str = "lm_head.weight";
 }
 
@@ -113,7 +102,7 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    pub(crate) fn of(model: &Architecture) -> Self {
+    pub(crate) fn new(model: &Architecture) -> Self {
         Parameters { all: model.parameters().into_iter().map(|p| (p.name.clone(), p)).collect() }
     }
 
@@ -150,14 +139,14 @@ impl Architecture {
             names::EMBED,
             [self.vocab_size, self.dim],
             Init::Normal(1.0),
-            Parts::one("model.embed_tokens.weight", self.vocab_size),
+            HfParts::one("model.embed_tokens.weight", self.vocab_size),
         );
         for (block, layer) in self.layers.iter().enumerate() {
             list.layer(block, layer);
         }
-        list.norm(names::FINAL_NORM, self.dim, "model.norm.weight");
+        list.stream_norm(names::FINAL_NORM, "model.norm");
         if !self.tie_embeddings {
-            let parts = Parts::one(names::HEAD, self.vocab_size);
+            let parts = HfParts::one(names::HEAD, self.vocab_size);
             let shape = [self.vocab_size, self.dim];
             list.matrix(ParameterGroup::Head, names::HEAD, shape, Init::Normal(1.0), parts);
         }
@@ -203,10 +192,10 @@ struct List<'a> {
 
 impl List<'_> {
     fn layer(&mut self, block: usize, layer: &Layer) {
-        let (model, dim) = (self.model, self.model.dim);
+        let dim = self.model.dim;
         let ours = |site: &str| in_block(block, site);
         let theirs = |module: &str| format!("model.layers.{block}.{module}.weight");
-        self.norm(&ours("attn_norm.weight"), dim, &theirs("input_layernorm"));
+        self.stream_norm(&ours("attn_norm"), &format!("model.layers.{block}.input_layernorm"));
         match &layer.mixer {
             Mixer::Attention(attention) => {
                 self.linear(block, &attention.qkv_proj(dim));
@@ -215,13 +204,13 @@ impl List<'_> {
                         ("attn.q_norm.weight", "self_attn.q_norm"),
                         ("attn.k_norm.weight", "self_attn.k_norm"),
                     ] {
-                        self.norm(&ours(site), attention.head_dim, &theirs(module));
+                        self.norm(&ours(site), attention.head_dim, &theirs(module), Init::Ones);
                     }
                 }
                 self.linear(block, &attention.o_proj(dim));
             }
         }
-        self.norm(&ours("mlp_norm.weight"), model.dim, &theirs("post_attention_layernorm"));
+        self.stream_norm(&ours("mlp_norm"), &format!("model.layers.{block}.post_attention_layernorm"));
         match &layer.feed_forward {
             FeedForward::Dense(mlp) => {
                 self.linear(block, &mlp.gate_up_proj(dim));
@@ -237,7 +226,7 @@ impl List<'_> {
                         shape: vec![experts.count],
                         group: ParameterGroup::RouterBias,
                         init: Init::Zeros,
-                        parts: Parts::one(hf_name, experts.count),
+                        parts: HfParts::one(hf_name, experts.count),
                         whole: None,
                     });
                 }
@@ -257,7 +246,7 @@ impl List<'_> {
                 rows,
             };
             let of_expert = linear.modules().into_iter().map(part).collect();
-            Parts { of_expert, experts: linear.experts.map_or(1, |experts| experts.count) }
+            HfParts { of_expert, experts: linear.experts.map_or(1, |experts| experts.count) }
         };
         // GPT-2's rule (Radford et al. 2019, section 2.3): weights whose output is added to the residual
         // stream start smaller by sqrt(additions).
@@ -286,18 +275,25 @@ impl List<'_> {
         }
     }
 
-    fn matrix(&mut self, group: ParameterGroup, name: &str, shape: [usize; 2], init: Init, parts: Parts) {
+    fn matrix(&mut self, group: ParameterGroup, name: &str, shape: [usize; 2], init: Init, parts: HfParts) {
         let (name, shape, whole) = (name.into(), shape.to_vec(), None);
         self.parameters.push(ParameterSpec { name, shape, group, init, parts, whole });
     }
 
-    fn norm(&mut self, name: &str, width: usize, theirs: &str) {
+    /// The parameters of a norm of the residual stream.
+    fn stream_norm(&mut self, ours: &str, theirs: &str) {
+        for &(end, init) in self.model.norm.parameters() {
+            self.norm(&format!("{ours}.{end}"), self.model.dim, &format!("{theirs}.{end}"), init);
+        }
+    }
+
+    fn norm(&mut self, name: &str, width: usize, theirs: &str, init: Init) {
         self.parameters.push(ParameterSpec {
             name: name.into(),
             shape: vec![width],
             group: ParameterGroup::Norm,
-            init: Init::Ones,
-            parts: Parts::one(theirs, width),
+            init,
+            parts: HfParts::one(theirs, width),
             whole: None,
         });
     }

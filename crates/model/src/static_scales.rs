@@ -34,7 +34,7 @@ pub struct LayerScales {
 
 impl LayerScales {
     /// The scale of an operand. The input of wgrad has that of the input, if it has none of its own.
-    pub fn of(&self, operand: CastOperand) -> Option<f32> {
+    pub fn get(&self, operand: CastOperand) -> Option<f32> {
         let own = self.scales[operand as usize];
         if operand == CastOperand::WgradInput {
             own.or(self.scales[CastOperand::Input as usize])
@@ -46,8 +46,8 @@ impl LayerScales {
 
 impl StaticScales {
     /// The scale of a tensor that `layer` casts.
-    pub fn of(&self, layer: &str, operand: CastOperand) -> Option<f32> {
-        self.layers.get(layer)?.of(operand)
+    pub fn get(&self, layer: &str, operand: CastOperand) -> Option<f32> {
+        self.layers.get(layer)?.get(operand)
     }
 
     /// Every scale that is given, with its layer and operand.
@@ -89,12 +89,12 @@ mod tests {
         let (input, of_wgrad) = (CastOperand::Input, CastOperand::WgradInput);
         let one = of(&[("a", input, 2.0)]);
         assert_eq!(
-            [one.of("a", input), one.of("a", of_wgrad), one.of("b", input)],
+            [one.get("a", input), one.get("a", of_wgrad), one.get("b", input)],
             [Some(2.0), Some(2.0), None]
         );
         let two = of(&[("a", input, 2.0), ("a", of_wgrad, 3.0)]);
-        assert_eq!([two.of("a", input), two.of("a", of_wgrad)], [Some(2.0), Some(3.0)]);
-        assert_eq!(of(&[("a", of_wgrad, 3.0)]).of("a", input), None);
+        assert_eq!([two.get("a", input), two.get("a", of_wgrad)], [Some(2.0), Some(3.0)]);
+        assert_eq!(of(&[("a", of_wgrad, 3.0)]).get("a", input), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::{Arc, Barrier, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
-use xtrain_cuda::{CudaError, Device, Gpu, Installed, Library, NcclId};
+use xtrain_cuda::{CudaDevice, CudaError, Gpu, Installed, Library, NcclId};
 use xtrain_distributed::{CommError, Communicator, Groups, Pace, PaceTime, Sending, ThreadCommunicator};
 use xtrain_ops::add::Add;
 use xtrain_ops::collective::{AllGather, ReduceScatter};
@@ -332,7 +332,7 @@ fn ranks_exchange<T: Sync>(
     meet: impl Fn(usize) -> Result<T, CudaError>,
     engine: impl Fn(&T, usize, Arc<dyn Communicator>) -> Result<CudaEngine, EngineError> + Sync,
 ) -> Result<(), Failed> {
-    let gpus = Device::all()?.len();
+    let gpus = CudaDevice::all()?.len();
     // Programs of four ranks have collectives of groups for every other seed.
     let worlds = [(2, 0), (2, 1), (3, 2), (NCCL_RANKS, 3), (NCCL_RANKS, 4)];
     for (ranks, n) in worlds.into_iter().filter(|(ranks, _)| *ranks <= gpus) {
@@ -358,7 +358,7 @@ fn ranks_exchange<T: Sync>(
 /// NCCL adds in an order of its own. Numbers of a few bits have exact sums; pieces have padding and begin at
 /// each rank, and whole pieces at the first.
 fn ranks_add_by_nccl() -> Result<(), Failed> {
-    let gpus = Device::all()?.len();
+    let gpus = CudaDevice::all()?.len();
     for ranks in (2..=NCCL_RANKS).filter(|ranks| *ranks <= gpus) {
         let program = || {
             let mut tracer = Tracer::default();
@@ -623,7 +623,7 @@ type Test = fn() -> Result<(), Failed>;
 fn main() {
     let arguments = Arguments::from_args();
     let gpu = common::gpu();
-    let has_gpus = gpu.is_some() && Device::all().is_ok_and(|gpus| gpus.len() >= 2);
+    let has_gpus = gpu.is_some() && CudaDevice::all().is_ok_and(|gpus| gpus.len() >= 2);
     let has_nccl = has_gpus && Installed::open(Library::Nccl).is_ok();
     let all: [(&str, Test); 15] = [
         ("runs_in_flight_keep_their_inputs_and_outputs", runs_in_flight_keep_their_inputs_and_outputs),

@@ -11,7 +11,8 @@ use crate::planned::Planned;
 use crate::shard_table::{Candidate, SHARDS, fastest, modes};
 use crate::tunable::MICRO_BATCH_SIZE;
 use serde_json::json;
-use xtrain_config::{OrAuto, ReduceDtype, ReduceOrder, Transport};
+use xtrain_config::{OrAuto, ReduceDtype, Transport};
+use xtrain_program::Reduce;
 use xtrain_step::engine::{Processor, Room, Target};
 
 /// The answer.
@@ -84,7 +85,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
             }
             (Some(room), None) => {
                 let Device { target, threads, .. } = *self.device;
-                Some(Fit::of(&candidates[given].planned, target, threads, room)?)
+                Some(Fit::from_planned(&candidates[given].planned, target, threads, room)?)
             }
         };
         let proposal = match best {
@@ -99,15 +100,15 @@ impl<E: From<PlanError>> Planner<'_, E> {
     /// The step `of` with `parallel.reduce = "fast"`, if that fits and is much faster between nodes.
     fn fast(&self, of: &Candidate) -> Result<Option<Candidate>, PlanError> {
         let parallel = &of.planned.resolved.config.parallel;
-        let is_open = parallel.reduce == ReduceOrder::SameWorld
+        let is_open = parallel.reduce == Reduce::SameWorld
             && parallel.reduce_dtype == ReduceDtype::Fp32
             && matches!(parallel.transport, Transport::Auto | Transport::Nccl);
-        let spans_nodes = self.device.network.spans_nodes(of.planned.member.world_size);
+        let spans_nodes = self.device.network.spans_nodes(of.planned.rank.world_size);
         if self.device.target == Target::Cpu || !is_open || !spans_nodes {
             return Ok(None);
         }
-        let changed = of.planned.clone().changed(|config| config.parallel.reduce = ReduceOrder::Fast)?;
-        let fast = Candidate::of(changed, self.device)?;
+        let changed = of.planned.clone().changed(|config| config.parallel.reduce = Reduce::Fast)?;
+        let fast = Candidate::choose(changed, self.device)?;
         let gains = fast.timeline.seconds() < of.timeline.seconds() * (1.0 - GAIN_OF_FAST);
         Ok(Some(fast).filter(|fast| gains && fast.needed_bytes <= self.available()))
     }
@@ -115,9 +116,9 @@ impl<E: From<PlanError>> Planner<'_, E> {
     /// The steps to compare: the modes of several ranks, and those that a larger micro-batch makes faster;
     /// with the place of the step of `open`.
     fn candidates(&self, open: &Planned) -> Result<(Vec<Candidate>, usize), PlanError> {
-        let mut all = match open.member.world_size {
-            1 => vec![Candidate::of(open.clone(), self.device)?],
-            _ => modes(&open.resolved, open.member, self.device)?,
+        let mut all = match open.rank.world_size {
+            1 => vec![Candidate::choose(open.clone(), self.device)?],
+            _ => modes(&open.resolved, open.rank, self.device)?,
         };
         let mode = |of: &Planned| (of.spec.parallel.shard, of.spec.parallel.replicas);
         let given = all.iter().position(|of| mode(&of.planned) == mode(open)).unwrap_or(0);
@@ -146,7 +147,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
         if self.device.target == Target::Cpu || train.micro_batch_size == Some(OrAuto::Auto) {
             return Ok(None);
         }
-        let of_a_rank = train.batch_size / open.member.world_size;
+        let of_a_rank = train.batch_size / open.rank.world_size;
         let (mut best, mut size) = (None, 2 * from.planned.spec.batch.sequences);
         let mut seconds = from.timeline.seconds();
         while of_a_rank.is_multiple_of(size) {
@@ -154,7 +155,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
                 config.parallel = from.planned.resolved.config.parallel.clone();
                 config.train.micro_batch_size = Some(OrAuto::Is(size));
             })?;
-            let larger = Candidate::of(changed, self.device)?;
+            let larger = Candidate::choose(changed, self.device)?;
             if larger.needed_bytes > self.available() || larger.timeline.seconds() > seconds * (1.0 - GAIN) {
                 break;
             }
@@ -177,8 +178,8 @@ impl<E: From<PlanError>> Planner<'_, E> {
             Verdict::Fits => Ok(None),
             Verdict::WouldFit(alternatives) => {
                 let [first, others @ ..] = &alternatives[..] else { return Ok(None) };
-                let open = (self.replan)(all[given].planned.member.world_size, &first.settings)?;
-                all.push(self.on(Candidate::of(open, self.device)?)?);
+                let open = (self.replan)(all[given].planned.rank.world_size, &first.settings)?;
+                all.push(self.on(Candidate::choose(open, self.device)?)?);
                 let (settings, others) = (first.settings.clone(), others.to_vec());
                 Ok(Some(Proposal { settings, gpus: None, others, candidate: all.len() - 1 }))
             }
@@ -258,8 +259,8 @@ impl Advice {
 
     /// The steps on as many ranks as those of the shown one, if these are several.
     pub fn modes(&self) -> Vec<&Candidate> {
-        let ranks = self.shown().planned.member.world_size;
-        let is_mode = |of: &&Candidate| ranks > 1 && of.planned.member.world_size == ranks;
+        let ranks = self.shown().planned.rank.world_size;
+        let is_mode = |of: &&Candidate| ranks > 1 && of.planned.rank.world_size == ranks;
         self.candidates.iter().filter(is_mode).collect()
     }
 }

@@ -32,7 +32,7 @@ pub fn needed_bytes(
 /// where there is room for it. Without the copy, training waits while a checkpoint is written.
 pub fn save_bytes(spec: &TrainingSpec, program: &Program, target: Target) -> Result<u64, LearnError> {
     match target {
-        Target::Cpu => Ok(Layout::of(spec)?.copied_bytes(program) as u64),
+        Target::Cpu => Ok(Layout::from_spec(spec)?.copied_bytes(program) as u64),
         Target::Cuda => Ok(0),
     }
 }

@@ -1,7 +1,7 @@
 //! A planned run: its configuration, and the specification of its training step.
 
 use crate::error::PlanError;
-use crate::tunable::{Field, Step};
+use crate::tunable::{Field, TunedStep};
 use crate::{hf_names, static_scales};
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
@@ -9,8 +9,8 @@ use xtrain_data::Tokenizer;
 use xtrain_model::Recipe;
 use xtrain_model::decoder::{Balancing, Batch, Loss};
 use xtrain_program as program;
+use xtrain_rank::Rank;
 use xtrain_step::engine::Target;
-use xtrain_step::member::Member;
 use xtrain_step::training_spec::TrainingSpec;
 
 /// A run file resolved before its data is opened.
@@ -21,7 +21,7 @@ pub struct Planned {
     /// The specification of the training step.
     pub spec: TrainingSpec,
     /// The process that the plan is for.
-    pub member: Member,
+    pub rank: Rank,
     /// Reason why the vocabulary may turn out smaller than planned, if it may.
     pub vocabulary_bound: Option<String>,
     /// The settings that its file leaves open and that were chosen.
@@ -58,14 +58,14 @@ impl Planned {
         self,
         change: impl FnOnce(&mut Config) -> Result<(), PlanError>,
     ) -> Result<Planned, PlanError> {
-        let Planned { mut resolved, member, vocabulary_bound, chosen, lacks_memory, .. } = self;
+        let Planned { mut resolved, rank, vocabulary_bound, chosen, lacks_memory, .. } = self;
         change(&mut resolved.config)?;
-        Ok(Planned { vocabulary_bound, chosen, lacks_memory, ..planned_for(resolved, member)? })
+        Ok(Planned { vocabulary_bound, chosen, lacks_memory, ..planned_for(resolved, rank)? })
     }
 
     /// Its step.
-    pub fn step(&self) -> Step<'_> {
-        Step { spec: &self.spec, batch_size: self.resolved.config.train.batch_size }
+    pub fn step(&self) -> TunedStep<'_> {
+        TunedStep { spec: &self.spec, batch_size: self.resolved.config.train.batch_size }
     }
 
     /// Micro-batches of a rank in a step.
@@ -82,27 +82,26 @@ impl Planned {
 
 /// The plan of a run file for which no other file is opened: its tokenizer is that of bytes, or it gives the
 /// size of its vocabulary.
-pub fn plan_alone(parsed: &Parsed, target: Target, member: Member) -> Result<Planned, PlanError> {
+pub fn plan_alone(parsed: &Parsed, target: Target, rank: Rank) -> Result<Planned, PlanError> {
     let is_of_bytes = matches!(parsed.config.tokenizer(), TokenizerChoice::Bytes);
     let facts = Facts {
         tokenizer_vocab_size: is_of_bytes.then(|| Tokenizer::bytes().vocab_size()),
         recipe: Some(target.recipe()),
-        world_size: Some(member.world_size),
+        world_size: Some(rank.world_size),
         ..Facts::default()
     };
-    planned_for(parsed.resolve(&facts)?, member)
+    planned_for(parsed.resolve(&facts)?, rank)
 }
 
 /// The plan of a resolved configuration, for one process.
 pub fn planned(resolved: Resolved) -> Result<Planned, PlanError> {
-    planned_for(resolved, Member::ALONE)
+    planned_for(resolved, Rank::ALONE)
 }
 
 /// The plan of a resolved configuration, for one of the processes that share the run.
-pub fn planned_for(resolved: Resolved, member: Member) -> Result<Planned, PlanError> {
+pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError> {
     let c = &resolved.config;
-    let Member { rank, world_size } = member;
-    let micro_steps = c.train.batch_size / c.train.micro_batch_size() / world_size;
+    let micro_steps = c.train.batch_size / c.train.micro_batch_size() / rank.world_size;
     let model = resolved.architecture.clone();
     model.validate().map_err(|error| PlanError::Model { place: "[model]".into(), error })?;
     let has_experts = model.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
@@ -135,7 +134,7 @@ pub fn planned_for(resolved: Resolved, member: Member) -> Result<Planned, PlanEr
         recompute_blocks: c.train.recompute_blocks.and_then(OrAuto::number),
         max_grad_norm: c.optimizer.grad_clip,
         optimizer: c.optimizer.optimizer(c.train.seed),
-        parallel: c.parallel.parallel(rank, world_size, micro_steps.max(1)),
+        parallel: c.parallel.parallel(rank, micro_steps.max(1)),
         reference: c.precision.reference_every > 0,
         model,
     };
@@ -145,7 +144,7 @@ pub fn planned_for(resolved: Resolved, member: Member) -> Result<Planned, PlanEr
         hf_names::check_fp8(&hf_names::fp8_names(&spec.model, &spec.numerics()))?;
     }
     let (chosen, lacks_memory) = (Vec::new(), false);
-    Ok(Planned { resolved, spec, member, vocabulary_bound: None, chosen, lacks_memory })
+    Ok(Planned { resolved, spec, rank, vocabulary_bound: None, chosen, lacks_memory })
 }
 
 /// Refuses batches whose bytes overflow, or whose tokens exceed the index of dropout.

@@ -44,7 +44,7 @@ pub(crate) fn complete(file: Option<&ScalesFile>, spec: &TrainingSpec) -> Result
 
 /// The tensors that a step casts and `file` has no scale for.
 fn missing(file: &ScalesFile, spec: &TrainingSpec) -> Vec<(String, CastOperand)> {
-    tensors(spec).into_iter().filter(|(layer, of)| file.scales.of(layer, *of).is_none()).collect()
+    tensors(spec).into_iter().filter(|(layer, of)| file.scales.get(layer, *of).is_none()).collect()
 }
 
 /// The tensors that the linear layers of a step cast to FP8: layer and operand, in the order of the blocks.

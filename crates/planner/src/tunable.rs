@@ -41,7 +41,7 @@ pub struct Tunable {
     pub changes_rounding: bool,
     /// These settings with each value of this one that a step may try, the cheapest first: every value needs
     /// less memory and more time than the one before.
-    pub values: fn(&Step, Settings) -> Vec<Settings>,
+    pub values: fn(&TunedStep, Settings) -> Vec<Settings>,
     /// Its value in these settings, as JSON.
     pub value: fn(&Settings) -> Value,
     /// Its text in a choice, for a model of so many blocks: `loss_chunk=4096`. The last argument is true if
@@ -64,7 +64,7 @@ pub struct Settings {
 
 /// A step, and the sequences of its batch over all ranks.
 #[derive(Clone, Copy)]
-pub struct Step<'a> {
+pub struct TunedStep<'a> {
     /// The step as it is configured.
     pub spec: &'a TrainingSpec,
     /// Sequences of the batch.
@@ -260,7 +260,7 @@ impl Settings {
     }
 }
 
-impl Step<'_> {
+impl TunedStep<'_> {
     /// Its settings.
     pub fn settings(&self) -> Settings {
         let TrainingSpec { recompute, recompute_blocks: blocks, .. } = *self.spec;
@@ -290,6 +290,6 @@ impl Step<'_> {
 
     /// Sequences of the batch that a rank computes.
     fn of_a_rank(&self) -> usize {
-        self.batch_size / self.spec.parallel.world_size
+        self.batch_size / self.spec.parallel.rank.world_size
     }
 }

@@ -94,13 +94,13 @@ impl Pair<'_> {
 /// The ops that replace a producer and a consumer.
 pub struct Replacement {
     /// The op in the producer's place.
-    pub producer: Place,
+    pub producer: OpRewrite,
     /// The op in the consumer's place.
-    pub consumer: Place,
+    pub consumer: OpRewrite,
 }
 
 /// The replacement for an op.
-pub enum Place {
+pub enum OpRewrite {
     /// The original op stays.
     Same,
     /// The op is removed.
@@ -252,7 +252,7 @@ impl<'a> Sweep<'a> {
         let Some(producer) = &self.done[index] else { return false };
         // The outputs of the consumer move up to the producer. No instance in between may read or write them,
         // or write an input of the consumer.
-        if matches!(replacement.consumer, Place::Empty) {
+        if matches!(replacement.consumer, OpRewrite::Empty) {
             let touches = |i: &Instance| consumer.outputs.iter().any(|o| touched(i).any(|v| v == o.value));
             let writes_inputs = |i: &Instance| i.outputs.iter().any(|o| consumer.inputs.contains(&o.value));
             let mut between = self.done[index + 1..].iter().flatten();
@@ -287,21 +287,21 @@ impl<'a> Sweep<'a> {
         }
         let mut wiring = Wiring { producer, consumer, repeats: HashMap::new(), new: Vec::new() };
         let mut first = replacement.producer;
-        if let Place::New(node) = &first
+        if let OpRewrite::New(node) = &first
             && let Some((repeats, new)) = self.repeated(&wiring, node)
         {
             (wiring.repeats, wiring.new) = (repeats, new);
-            first = Place::Empty;
+            first = OpRewrite::Empty;
         }
         let first = match first {
-            Place::Same => Some(wiring.producer.clone()),
-            Place::Empty => None,
-            Place::New(node) => Some(wiring.producer_node(&mut self.program, node)?),
+            OpRewrite::Same => Some(wiring.producer.clone()),
+            OpRewrite::Empty => None,
+            OpRewrite::New(node) => Some(wiring.producer_node(&mut self.program, node)?),
         };
         let second = match replacement.consumer {
-            Place::Same => Some(wiring.consumer.clone()),
-            Place::Empty => None,
-            Place::New(node) => Some(wiring.consumer_node(&mut self.program, node)?),
+            OpRewrite::Same => Some(wiring.consumer.clone()),
+            OpRewrite::Empty => None,
+            OpRewrite::New(node) => Some(wiring.consumer_node(&mut self.program, node)?),
         };
         let Wiring { producer, consumer, new, .. } = wiring;
         for o in &producer.outputs {
@@ -358,7 +358,7 @@ fn is_late(instance: &Instance, late: &mut HashSet<ValueId>) -> bool {
 
 /// The outputs of the producer that the new node in the consumer's place writes.
 fn moved_down(producer: &Instance, replacement: &Replacement) -> HashSet<ValueId> {
-    let Place::New(node) = &replacement.consumer else { return HashSet::new() };
+    let OpRewrite::New(node) = &replacement.consumer else { return HashSet::new() };
     let outputs = node.outputs.iter().filter_map(|edge| match *edge {
         Edge::ProducerOutput(n) => Some(producer.outputs[n].value),
         _ => None,

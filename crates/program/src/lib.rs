@@ -48,7 +48,7 @@ pub use buffer::WorkspaceOf;
 pub use collective::{Collective, Group};
 pub use cost::{Arithmetic, Cost, KernelCost};
 pub use dispatch::KernelTable;
-pub use fuse::{Edge, Link, Node, Pair, Place, Replacement, Rewrite};
+pub use fuse::{Edge, Link, Node, OpRewrite, Pair, Replacement, Rewrite};
 pub use gemm::{CastOperand, LinearGemm, LinearOperand, Quantization, ScaledGemm, StaticScale};
 pub use memory::{MemoryRow, MemoryTable, Purpose};
 pub use op::{Fp8Twin, Gemms, Op, OpError, OpGemm, Operand, OperandSource, PassOps, Rebuild, Source};

@@ -34,7 +34,7 @@ pub fn apply(
 ) -> Result<Program, TraceError> {
     let parameters = program.parameters_by_value();
     let instances = std::mem::take(&mut program.instances);
-    let mut pass = Pass { out: program, ops, static_scale, outputs: HashMap::new() };
+    let mut pass = MeasurePass { out: program, ops, static_scale, outputs: HashMap::new() };
     for instance in instances {
         let in_block = instance.origin.block.is_some();
         let gemms = instance.code.op().gemms(&pass.out.input_types(&instance)).filter(|_| in_block);
@@ -60,7 +60,7 @@ pub fn apply(
     Ok(pass.out)
 }
 
-struct Pass<'a> {
+struct MeasurePass<'a> {
     out: Program,
     ops: &'a dyn MeasureOps,
     static_scale: Option<StaticScale<'a>>,
@@ -68,7 +68,7 @@ struct Pass<'a> {
     outputs: HashMap<(ValueId, Quantization, bool), [Arc<str>; 2]>,
 }
 
-impl Pass<'_> {
+impl MeasurePass<'_> {
     fn measure(
         &mut self,
         value: ValueId,

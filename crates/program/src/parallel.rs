@@ -1,15 +1,16 @@
 //! The ranks of a run, and how they share its work.
 
 use crate::Group;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use xtrain_rank::Rank;
 use xtrain_tensor::DType;
 
 /// The ranks of a run, and how they share its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parallel {
-    /// The number of ranks.
-    pub world_size: usize,
-    /// This rank, from 0.
-    pub rank: usize,
+    /// This rank among all.
+    pub rank: Rank,
     /// Groups of ranks that each hold all state together (hybrid sharding; Zhao et al., arXiv 2304.11277,
     /// section 3.2.2). It divides the number of ranks. Rank r is of the replica r / n, for n ranks of each.
     pub replicas: usize,
@@ -17,6 +18,9 @@ pub struct Parallel {
     pub shard: Shard,
     /// The order in which gradients are added.
     pub reduce: Reduce,
+    /// Micro-batches of each rank in a step, with [`Reduce::AnyWorld`]: their gradients are leaves of its
+    /// tree. Else 1.
+    pub tree_micro_steps: usize,
     /// The type in which ranks send gradients to each other: F32, or BF16. They are added in f32.
     pub reduce_dtype: DType,
     /// With [`Shard::Gradients`] and [`Shard::Weights`]: the number of blocks whose weights are gathered, and
@@ -27,68 +31,72 @@ pub struct Parallel {
 }
 
 /// The form in which ranks gather the weights that GEMMs read in FP8. Other weights are gathered as they are
-/// read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+/// read. PyTorch's FSDP2 gathers copies in bf16.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Gather {
-    /// FP8 numbers and their scales: each rank casts its rows, with the scales of the whole.
+    /// FP8 numbers and their scales: each rank casts its rows, with the scales of the whole weight.
     #[default]
     Auto,
-    /// The masters in f32, of which each rank casts the whole. The bits are those of [`Gather::Auto`].
-    F32,
-    /// Copies in bf16, of which each rank casts the whole, as PyTorch's FSDP2 does. Weights are rounded
-    /// twice.
+    /// The fp32 masters, from which each rank casts the whole weight. The bits are those of `"auto"`, for
+    /// four times its bytes.
+    Fp32,
+    /// Copies in bf16, from which each rank casts the whole weight: twice the bytes of `"auto"`, and weights
+    /// are rounded twice. For comparisons with trainers that do so.
     Bf16,
 }
 
-/// The state that is cut among the ranks of a replica.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+/// The state that is cut among the ranks of a replica (ZeRO; Rajbhandari et al., arXiv 1910.02054, section
+/// 5). With gradients, each micro-step adds its gradients to the sums of a rank's rows; with weights, a
+/// block's weights are gathered before it reads them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Shard {
-    /// None: every rank holds all state (DDP).
+    /// None; every rank holds all state. Known as DDP.
     #[default]
     None,
-    /// Masters and the optimizer's state (ZeRO-1; Rajbhandari et al., arXiv 1910.02054, section 5.1).
+    /// Master weights and the optimizer's state. Known as ZeRO-1.
     Optimizer,
-    /// Gradients too (ZeRO-2, section 5.2 there): each micro-step adds its gradients to the sums of a rank's
-    /// rows.
+    /// Gradients too. Known as ZeRO-2.
     Gradients,
-    /// Weights too (ZeRO-3, section 5.3 there): a block's weights are gathered before it reads them.
+    /// Weights too: each block's are gathered before it reads them. Known as ZeRO-3 and FSDP.
     Weights,
 }
 
-/// The order in which the gradients of micro-batches are added.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+/// The order in which the gradients of micro-batches are added. With [`Reduce::Fast`], the communicator adds
+/// ([`crate::Collective::ReduceScatter`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum Reduce {
-    /// Each rank accumulates the gradients of its micro-batches, and the sums of the ranks are added. Runs of
-    /// one number of ranks have equal bits.
+    /// By rank: each adds the gradients of its micro-batches, and then the sums of the ranks are added; with
+    /// `shard = "gradients"` and `"weights"` the other way round. Runs with the same number of ranks, and of
+    /// replicas, have equal bits.
     #[default]
     SameWorld,
-    /// The gradients of all micro-batches of a step are the leaves of one binary tree. Runs of any number of
-    /// ranks that is a power of two have equal bits.
-    AnyWorld {
-        /// Micro-batches of each rank in a step.
-        micro_steps: usize,
-    },
-    /// As [`Reduce::SameWorld`], but the communicator adds while it sends
-    /// ([`crate::Collective::ReduceScatter`]). NCCL chooses the order in which the gradients of the ranks are
-    /// added.
+    /// One binary tree adds the gradients of all micro-batches. Runs with 1, 2, 4, 8, ... ranks and the same
+    /// `train.micro_batch_size` have equal bits, and take more memory and time (docs/parallel.md).
+    AnyWorld,
+    /// As `"same-world"`, but NCCL adds while it sends, in an order of its own: less memory, and no kernels
+    /// for sums. Bits repeat only if NCCL chooses the same algorithm again. Without NCCL the bits are those
+    /// of `"same-world"`.
     Fast,
 }
 
 impl Reduce {
     /// True if gradients are added in one tree, whatever the number of ranks.
     pub const fn is_any_world(self) -> bool {
-        matches!(self, Reduce::AnyWorld { .. })
+        matches!(self, Reduce::AnyWorld)
     }
 }
 
 impl Parallel {
     /// One process.
     pub const ALONE: Parallel = Parallel {
-        world_size: 1,
-        rank: 0,
+        rank: Rank::ALONE,
         replicas: 1,
         shard: Shard::None,
         reduce: Reduce::SameWorld,
+        tree_micro_steps: 1,
         reduce_dtype: DType::F32,
         prefetch_blocks: 1,
         gather: Gather::Auto,
@@ -96,12 +104,12 @@ impl Parallel {
 
     /// All ranks.
     pub const fn world(&self) -> Group {
-        Group::World { size: self.world_size }
+        Group::World { size: self.rank.world_size }
     }
 
     /// The number of ranks of a replica, among which state is cut.
     pub const fn shards(&self) -> usize {
-        self.world_size / self.replicas
+        self.rank.world_size / self.replicas
     }
 
     /// The ranks of a replica.
@@ -119,7 +127,7 @@ impl Parallel {
 
     /// The replica of this rank.
     pub const fn replica(&self) -> usize {
-        self.rank / self.shards()
+        self.rank.index / self.shards()
     }
 
     /// True if a rank has its rows of masters and of the optimizer's state alone.

@@ -125,7 +125,7 @@ struct Chosen {
 }
 
 /// An input of an instance that the pass casts as an operand of a GEMM.
-struct Operand {
+struct CastInput {
     /// The index of the input.
     input: usize,
     quantization: Quantization,
@@ -148,14 +148,14 @@ impl Chosen {
     }
 
     /// The operands that are inputs of the instance.
-    fn operands(&self) -> Vec<Operand> {
+    fn operands(&self) -> Vec<CastInput> {
         let mut operands = Vec::new();
         for gemm in &self.gemms.list {
             let Some(format) = self.formats[gemm.kind as usize] else { continue };
             for (n, transposed) in gemm.kind.transposed().into_iter().enumerate() {
                 if let OperandSource::Input(input) = gemm.operands[n] {
                     let quantization = format.operands[n];
-                    operands.push(Operand { input, quantization, transposed, gemm: gemm.kind });
+                    operands.push(CastInput { input, quantization, transposed, gemm: gemm.kind });
                 }
             }
         }
@@ -254,10 +254,10 @@ impl Pass<'_> {
     fn cast(
         &mut self,
         value: ValueId,
-        operand: &Operand,
+        operand: &CastInput,
         origin: &Origin,
     ) -> Result<[ValueId; 2], TraceError> {
-        let &Operand { quantization, transposed, .. } = operand;
+        let &CastInput { quantization, transposed, .. } = operand;
         let key = (value, quantization);
         let layout = usize::from(transposed);
         let casts = &self.casts[&key];
@@ -291,7 +291,7 @@ impl Pass<'_> {
         &mut self,
         key: (ValueId, Quantization),
         op: Arc<dyn Op>,
-        operand: &Operand,
+        operand: &CastInput,
         origin: &Origin,
     ) -> Result<Vec<ValueId>, TraceError> {
         let is_first = self.casts[&key].delayed.is_none();

@@ -28,7 +28,7 @@ pub fn apply(program: Program, policy: Recompute, blocks: Option<usize>) -> Resu
     if policy == Recompute::None {
         return Ok(program);
     }
-    let mut pass = Pass {
+    let mut pass = RecomputePass {
         producers: producers(&program),
         forward: program.instances.clone(),
         recomputed: HashMap::new(),
@@ -60,7 +60,7 @@ fn producers(program: &Program) -> HashMap<ValueId, (usize, usize)> {
     map
 }
 
-struct Pass {
+struct RecomputePass {
     out: Program,
     forward: Vec<Instance>,
     producers: HashMap<ValueId, (usize, usize)>,
@@ -70,7 +70,7 @@ struct Pass {
     blocks: Option<usize>,
 }
 
-impl Pass {
+impl RecomputePass {
     fn is_saved(&self, v: ValueId) -> bool {
         let value = self.out.value(v);
         let Some(&(i, k)) = self.producers.get(&v) else { return true };

@@ -30,7 +30,7 @@ fn refresh_all(
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {
     let parameters = program.parameters.clone();
-    let mut pass = Pass { out: program, stage, ops, slots: HashMap::new(), amaxes: HashMap::new() };
+    let mut pass = RefreshPass { out: program, stage, ops, slots: HashMap::new(), amaxes: HashMap::new() };
     pass.amaxes_of_all(&parameters, unset)?;
     for parameter in &parameters {
         pass.refresh(parameter)?;
@@ -38,7 +38,7 @@ fn refresh_all(
     Ok(pass.out)
 }
 
-struct Pass<'a> {
+struct RefreshPass<'a> {
     out: Program,
     stage: Stage,
     ops: &'a dyn ShardOps,
@@ -48,7 +48,7 @@ struct Pass<'a> {
     amaxes: HashMap<ValueId, ValueId>,
 }
 
-impl Pass<'_> {
+impl RefreshPass<'_> {
     /// Adds the maxima over ranks of the amaxes on which casts of rows depend. There may be as many as there
     /// are columns in all weights, so ranks exchange pieces: each takes the maxima of one, and all gather
     /// these.

@@ -30,7 +30,7 @@ pub enum Reader {
 
 /// An input that may be saved in fewer bits, for the caller's decision.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate<'a> {
+pub struct SaveCandidate<'a> {
     /// The origin of the op that reads it.
     pub origin: &'a Origin,
     /// The op that reads it.
@@ -56,7 +56,7 @@ struct Saved {
 pub fn apply(
     program: Program,
     ops: &dyn QuantizeOps,
-    choose: &dyn Fn(Candidate<'_>) -> Option<Quantization>,
+    choose: &dyn Fn(SaveCandidate<'_>) -> Option<Quantization>,
 ) -> Result<Program, TraceError> {
     let mut out = Program { instances: Vec::new(), ..program.clone() };
     let is_backward = |instance: &Instance| instance.origin.stage == Stage::Backward;
@@ -74,7 +74,8 @@ pub fn apply(
             let is_read = backward.iter().any(|i| i.inputs.iter().any(|v| values.contains(v)));
             let is_transient = matches!(program.value(input).storage, Storage::Transient);
             let columns = program.ty(input).shape.rows_cols().1;
-            let candidate = Candidate { origin: &instance.origin, op: instance.code.op(), reader, columns };
+            let candidate =
+                SaveCandidate { origin: &instance.origin, op: instance.code.op(), reader, columns };
             if let Some(quantization) = choose(candidate).filter(|_| is_read && is_transient) {
                 let origin = Origin { role: Role::Precision, ..instance.origin.clone() };
                 let quantize = Code::Plain(ops.quantize(quantization, [true, false]));

@@ -22,7 +22,7 @@ impl Payload {
     pub const ALL: [Payload; 4] = [Payload::Weights, Payload::Gradients, Payload::Copies, Payload::Numbers];
 
     /// The payload of a collective, or of an instance that prepares or completes one.
-    pub fn of(instance: &Instance) -> Payload {
+    pub fn from_instance(instance: &Instance) -> Payload {
         match (instance.origin.role, instance.origin.stage) {
             (Role::Gather, Stage::Update) => Payload::Copies,
             (Role::Gather, _) => Payload::Weights,
@@ -75,7 +75,7 @@ impl Program {
         for instance in self.instances.iter().filter(|i| i.code.op().collective().is_some()) {
             let op = instance.code.op();
             let cost = op.cost(&self.input_types(instance), &self.output_types(instance));
-            let key = (Payload::of(instance), op.name(), instance.times(micro_steps));
+            let key = (Payload::from_instance(instance), op.name(), instance.times(micro_steps));
             *sent.entry(key).or_default() += cost.sent_bytes as u64;
         }
         let sent = sent.into_iter().filter(|(_, bytes)| *bytes > 0);

@@ -5,12 +5,12 @@ mod common;
 use common::{Fun, vector};
 use std::sync::Arc;
 use xtrain_program::{
-    Edge, Link, Node, Op, Pair, Place, Program, Replacement, Rewrite, Role, Stage, Tracer, ValueId, fuse,
+    Edge, Link, Node, Op, OpRewrite, Pair, Program, Replacement, Rewrite, Role, Stage, Tracer, ValueId, fuse,
 };
 
-fn node(name: &'static str, inputs: &[Edge], outputs: &[Edge]) -> Place {
+fn node(name: &'static str, inputs: &[Edge], outputs: &[Edge]) -> OpRewrite {
     let op: Arc<dyn Op> = Arc::new(Fun(name));
-    Place::New(Node { op, inputs: inputs.to_vec(), outputs: outputs.to_vec() })
+    OpRewrite::New(Node { op, inputs: inputs.to_vec(), outputs: outputs.to_vec() })
 }
 
 fn is(op: Option<&Fun>, name: &str) -> Option<()> {
@@ -24,7 +24,7 @@ const ABSORB: Rewrite = Rewrite {
     apply: |pair: &Pair<'_>| {
         is(pair.producer(), "a").and(is(pair.consumer(), "b"))?;
         let consumer = node("ab", &[Edge::ProducerInput(0)], &[Edge::ConsumerOutput(0)]);
-        pair.is_private(0).then_some(Replacement { producer: Place::Empty, consumer })
+        pair.is_private(0).then_some(Replacement { producer: OpRewrite::Empty, consumer })
     },
 };
 
@@ -36,7 +36,7 @@ const SHARE: Rewrite = Rewrite {
         is(pair.producer(), "a").and(is(pair.consumer(), "g"))?;
         pair.shares(0)?;
         let consumer = node("ag", &[Edge::ConsumerInput(0)], &[Edge::ProducerOutput(0)]);
-        Some(Replacement { producer: Place::Empty, consumer })
+        Some(Replacement { producer: OpRewrite::Empty, consumer })
     },
 };
 
@@ -47,7 +47,7 @@ const MOVE_UP: Rewrite = Rewrite {
     apply: |pair: &Pair<'_>| {
         is(pair.producer(), "a").and(is(pair.consumer(), "b"))?;
         let producer = node("ab", &[Edge::ProducerInput(0)], &[Edge::ConsumerOutput(0)]);
-        pair.is_private(0).then_some(Replacement { producer, consumer: Place::Empty })
+        pair.is_private(0).then_some(Replacement { producer, consumer: OpRewrite::Empty })
     },
 };
 

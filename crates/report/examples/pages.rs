@@ -30,26 +30,29 @@ fn main() -> Done {
 
 /// Reports of one run.
 fn reports(runs: &Path, folder: &Path) -> Done {
-    let short = Made { steps: 30, ..Made::default() };
+    let short = ExampleRun { steps: 30, ..ExampleRun::default() };
     for (name, run) in [
-        ("one-step", Made { steps: 1, evals: 0, ..Made::default() }),
-        ("only-evaluated", Made { steps: 0, evals: 1, ..Made::default() }),
-        ("empty", Made { steps: 0, evals: 0, ..Made::default() }),
+        ("one-step", ExampleRun { steps: 1, evals: 0, ..ExampleRun::default() }),
+        ("only-evaluated", ExampleRun { steps: 0, evals: 1, ..ExampleRun::default() }),
+        ("empty", ExampleRun { steps: 0, evals: 0, ..ExampleRun::default() }),
         ("short", short.clone()),
-        ("diverged", Made { steps: 400, diverges: true, ..Made::default() }),
-        ("never-finite", Made { loss: f64::NAN, ..short }),
-        ("mixture", Made { steps: 2_000, sources: 5, eventful: true, ..Made::default() }),
-        ("many-sources", Made { steps: 600, sources: 20, ..Made::default() }),
-        ("experts-short", Made { steps: 12, blocks: 2, ..Made::default() }),
-        ("experts", Made { steps: 1_000, blocks: 12, eventful: true, ..Made::default() }),
-        ("experts-deep", Made { steps: 20_000, blocks: 94, ..Made::default() }),
-        ("long", Made { steps: 100_000, sources: 3, eventful: true, every: 1, ..Made::default() }),
+        ("diverged", ExampleRun { steps: 400, diverges: true, ..ExampleRun::default() }),
+        ("never-finite", ExampleRun { loss: f64::NAN, ..short }),
+        ("mixture", ExampleRun { steps: 2_000, sources: 5, eventful: true, ..ExampleRun::default() }),
+        ("many-sources", ExampleRun { steps: 600, sources: 20, ..ExampleRun::default() }),
+        ("experts-short", ExampleRun { steps: 12, blocks: 2, ..ExampleRun::default() }),
+        ("experts", ExampleRun { steps: 1_000, blocks: 12, eventful: true, ..ExampleRun::default() }),
+        ("experts-deep", ExampleRun { steps: 20_000, blocks: 94, ..ExampleRun::default() }),
+        (
+            "long",
+            ExampleRun { steps: 100_000, sources: 3, eventful: true, every: 1, ..ExampleRun::default() },
+        ),
     ] {
         let run_folder = run.write(runs, name)?;
         fs::copy(write(&run_folder)?, folder.join(format!("report-{name}.html")))?;
     }
-    let run_folder = Made::default().write(runs, "running")?;
-    let mut live = LiveReport::open(&run_folder, Made::default().config())?;
+    let run_folder = ExampleRun::default().write(runs, "running")?;
+    let mut live = LiveReport::open(&run_folder, ExampleRun::default().config())?;
     live.renew(|| RunSummary { outcome: Some(RunSummary::running(400, 20_000)), ..summary() });
     live.wait();
     fs::copy(run_folder.join(REPORT_FILE), folder.join("report-running.html"))?;
@@ -59,21 +62,23 @@ fn reports(runs: &Path, folder: &Path) -> Done {
 /// Reports of several runs.
 fn several(runs: &Path, folder: &Path) -> Done {
     let two = [
-        Made::default().write(runs, "baseline")?,
-        Made { seed: 2, lr: 3e-3, ..Made::default() }.write(runs, "lr-3e-3")?,
+        ExampleRun::default().write(runs, "baseline")?,
+        ExampleRun { seed: 2, lr: 3e-3, ..ExampleRun::default() }.write(runs, "lr-3e-3")?,
     ];
     write_comparison(&two, &folder.join("several-two.html"), true)?;
     let mut many = Vec::new();
     for (n, recipe) in Recipe::ALL.into_iter().cycle().take(14).enumerate() {
         let seed = n as u64;
-        let run = Made { recipe, seed, loss: 2.0 + 0.05 * n as f64, train: "long", ..Made::default() };
+        let run =
+            ExampleRun { recipe, seed, loss: 2.0 + 0.05 * n as f64, train: "long", ..ExampleRun::default() };
         let name = format!("qwen3-0.6b-continued-pretraining-on-a-mixture-with-{}-seed{n}", recipe.name());
         many.push(run.write(runs, &name)?);
     }
     write_comparison(&many, &folder.join("several-many.html"), true)?;
     let mut others = Vec::new();
     for tokenizer in ["bytes", "models/a-long-name-of-a-folder/with/a/tokenizer", "bpe"] {
-        let run = Made { tokenizer, batch_tokens: 4096 * (1 + others.len() as u64), ..Made::default() };
+        let run =
+            ExampleRun { tokenizer, batch_tokens: 4096 * (1 + others.len() as u64), ..ExampleRun::default() };
         others.push(run.write(runs, &format!("tokenizer-{}", others.len()))?);
     }
     write_comparison(&others, &folder.join("several-tokenizers.html"), true)?;
@@ -84,7 +89,7 @@ fn several(runs: &Path, folder: &Path) -> Done {
 fn comparisons(runs: &Path, folder: &Path) -> Done {
     let seeds_of = |recipe: Recipe, over: f64, seeds: u64| -> Result<Vec<PathBuf>, Box<dyn Error>> {
         let of = |seed| {
-            let run = Made { recipe, seed, loss: 2.0 * (1.0 + over), ..Made::default() };
+            let run = ExampleRun { recipe, seed, loss: 2.0 * (1.0 + over), ..ExampleRun::default() };
             run.write(runs, &format!("{}-{}", recipe.name(), seed))
         };
         (1..=seeds).map(of).collect()
@@ -102,11 +107,11 @@ fn comparisons(runs: &Path, folder: &Path) -> Done {
     let mut many = Vec::new();
     for n in 0..12u64 {
         let lr = 1e-3 * (1.0 + n as f64);
-        let run = Made { lr, loss: 2.0 + 0.01 * n as f64, train: "long", ..Made::default() };
+        let run = ExampleRun { lr, loss: 2.0 + 0.01 * n as f64, train: "long", ..ExampleRun::default() };
         many.push(run.write(runs, &format!("a-sweep-over-learning-rates-with-long-names-lr={lr:.4}"))?);
     }
     page("compare-many.html", &bf16[..1], &many)?;
-    let bytes = Made { tokenizer: "bytes", ..Made::default() }.write(runs, "bytes")?;
+    let bytes = ExampleRun { tokenizer: "bytes", ..ExampleRun::default() }.write(runs, "bytes")?;
     page("compare-tokenizers.html", &bf16[..1], &[bytes])
 }
 
@@ -178,7 +183,7 @@ fn casts_of(block: u32) -> Vec<TensorCast> {
 
 /// A made-up run.
 #[derive(Clone)]
-struct Made {
+struct ExampleRun {
     steps: u64,
     /// Evaluations.
     evals: u64,
@@ -201,9 +206,9 @@ struct Made {
     eventful: bool,
 }
 
-impl Default for Made {
+impl Default for ExampleRun {
     fn default() -> Self {
-        Made {
+        ExampleRun {
             steps: 400,
             evals: 8,
             every: 1,
@@ -222,7 +227,7 @@ impl Default for Made {
     }
 }
 
-impl Made {
+impl ExampleRun {
     /// Writes the run's folder, and returns its path.
     fn write(&self, parent: &Path, name: &str) -> Result<PathBuf, Box<dyn Error>> {
         let folder = parent.join(name);

@@ -61,11 +61,11 @@ pub(super) struct Series {
     /// Points, ascending in x.
     pub(super) points: Vec<Point>,
     /// Value beside its name in the legend.
-    pub(super) value: Value,
+    pub(super) value: LegendValue,
 }
 
 /// Value of a curve in the legend.
-pub(super) enum Value {
+pub(super) enum LegendValue {
     /// The last one of the curve that is finite.
     Last,
     /// This figure.
@@ -77,7 +77,7 @@ pub(super) enum Value {
 impl Series {
     /// A curve with its last value in the legend; single values behind their mean have none there.
     pub(super) fn new(name: String, style: Style, color: usize, tone: usize, points: Vec<Point>) -> Self {
-        let value = if style == Style::Raw { Value::Absent } else { Value::Last };
+        let value = if style == Style::Raw { LegendValue::Absent } else { LegendValue::Last };
         Series { name, style, color, tone, points, value }
     }
 
@@ -201,9 +201,9 @@ impl Chart {
         out.push_str("<ul class=\"legend\">");
         for series in self.series.iter().filter(|series| !(self.pairs && series.style == Style::Dashed)) {
             let value = match &series.value {
-                Value::Last => series.last().map(|value| four_digits(value) + self.suffix),
-                Value::Is(value) => Some(value.clone()),
-                Value::Absent => None,
+                LegendValue::Last => series.last().map(|value| four_digits(value) + self.suffix),
+                LegendValue::Is(value) => Some(value.clone()),
+                LegendValue::Absent => None,
             };
             let value = value.map(|value| format!(" <b>{}</b>", escape(&value))).unwrap_or_default();
             let (class, name) = (series.style.class(), escape(&series.name));
@@ -341,12 +341,12 @@ impl Chart {
         for series in self.series.iter().filter(|series| series.style != Style::Raw) {
             let first = series.points.iter().map(|point| point.1).find(|value| value.is_finite());
             let _ = match (&series.value, first, series.last()) {
-                (Value::Is(value), ..) => write!(text, " {}: {value}.", series.name),
-                (Value::Last, Some(first), Some(last)) => {
+                (LegendValue::Is(value), ..) => write!(text, " {}: {value}.", series.name),
+                (LegendValue::Last, Some(first), Some(last)) => {
                     write!(text, " {}: from {} to {}.", series.name, four_digits(first), four_digits(last))
                 }
-                (Value::Last, ..) => Ok(()),
-                (Value::Absent, ..) => write!(text, " {}.", series.name),
+                (LegendValue::Last, ..) => Ok(()),
+                (LegendValue::Absent, ..) => write!(text, " {}.", series.name),
             };
         }
         text

@@ -29,7 +29,7 @@ enum BestBy {
 }
 
 impl BestBy {
-    fn of(views: &[View<'_>]) -> Self {
+    fn find(views: &[View<'_>]) -> Self {
         let evaluated = views.iter().filter(|view| view.history.best_eval().is_some());
         let runs: Vec<&RunData> = evaluated.map(|view| view.run).collect();
         let all = |same: fn(&RunData, &RunData) -> bool| runs.windows(2).all(|pair| same(pair[0], pair[1]));
@@ -85,7 +85,7 @@ const COLUMNS: [&str; 12] = [
 /// A table with one row for each run, and without the columns that the page shows elsewhere.
 pub(super) fn figures_table(all: &Views<'_>, elsewhere: &[&str]) -> String {
     let views = &all.views[..];
-    let by = BestBy::of(views);
+    let by = BestBy::find(views);
     let figure = |view: &View<'_>| view.history.best_eval().and_then(|eval| by.figure(&eval));
     let best_of_all = views.iter().filter_map(figure).min_by(f64::total_cmp);
     let mut rows: Vec<[Option<String>; COLUMNS.len()]> = Vec::new();

@@ -1,7 +1,7 @@
 //! The charts of a report and their curves.
 
 use super::axis::Axis;
-use super::chart::{COLORS, Chart, Series, Style, Value, four_digits};
+use super::chart::{COLORS, Chart, LegendValue, Series, Style, four_digits};
 use super::data::RunData;
 use super::history::History;
 use super::identity::same_tokenizer;
@@ -324,8 +324,8 @@ impl<'a> Views<'a> {
     /// Single values and a smooth curve through them; for several runs the smooth curve only.
     pub(super) fn with_smooth(&self, raw: Series) -> Vec<Series> {
         let Some((points, reports)) = smoothed(&raw.points) else { return vec![raw] };
-        let value =
-            mean_of_last(&raw.points, reports).map_or(Value::Absent, |mean| Value::Is(four_digits(mean)));
+        let value = mean_of_last(&raw.points, reports)
+            .map_or(LegendValue::Absent, |mean| LegendValue::Is(four_digits(mean)));
         let [view] = &self.views[..] else { return vec![Series { points, value, ..raw }] };
         let reports = format::grouped(view.history.reports_in(reports, raw.points.len()));
         let name = format!("{}, smoothed over {reports} reports", raw.name);

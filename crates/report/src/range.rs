@@ -9,7 +9,7 @@ use super::thin::Point;
 /// rest than half the rest's height, the axis ends below it; [`outside`] counts what is left out. The axis is
 /// logarithmic where the rest spans more than a factor of `log_above` and nothing is negative.
 pub(super) fn axis_of(curves: &[&[Point]], log_above: f64) -> Option<Axis> {
-    let range = Range::of(curves)?;
+    let range = Range::from_curves(curves)?;
     if range.low >= 0.0
         && let Some(lowest) = lowest_positive(curves)
         && range.core / lowest > log_above
@@ -27,7 +27,7 @@ pub(super) fn axis_of(curves: &[&[Point]], log_above: f64) -> Option<Axis> {
 
 /// A linear axis that has zero on it.
 pub(super) fn axis_from_zero(curves: &[&[Point]]) -> Option<Axis> {
-    let range = Range::of(curves)?;
+    let range = Range::from_curves(curves)?;
     let (low, high) = (range.low.min(0.0), range.without_spikes().max(0.0));
     let pad = (high - low) * 0.06;
     Some(Axis::linear(if low < 0.0 { low - pad } else { low }, high + pad, 4))
@@ -50,7 +50,7 @@ struct Range {
 }
 
 impl Range {
-    fn of(curves: &[&[Point]]) -> Option<Self> {
+    fn from_curves(curves: &[&[Point]]) -> Option<Self> {
         let mut range = Self { low: f64::INFINITY, high: f64::NEG_INFINITY, core: f64::NEG_INFINITY };
         for curve in curves {
             let mut values = finite(curve);

@@ -53,7 +53,7 @@ pub(super) fn thin(points: &[Point], columns: usize) -> Vec<Vec<Point>> {
     let width = (x_last - x_first) / columns as f64;
     let column_of = |x: f64| if width > 0.0 { ((x - x_first) / width) as usize } else { 0 };
     let mut pieces: Vec<Vec<Point>> = Vec::new();
-    let mut column: Option<Column> = None;
+    let mut column: Option<ThinColumn> = None;
     let mut broken = true;
     for (at, &point) in points.iter().enumerate() {
         if !point.1.is_finite() {
@@ -65,7 +65,7 @@ pub(super) fn thin(points: &[Point], columns: usize) -> Vec<Vec<Point>> {
             Some(open) if open.index == index => open.add(point),
             _ => {
                 flush(column.take(), &mut pieces);
-                column = Some(Column::new(index, point, broken));
+                column = Some(ThinColumn::new(index, point, broken));
             }
         }
         broken = false;
@@ -74,7 +74,7 @@ pub(super) fn thin(points: &[Point], columns: usize) -> Vec<Vec<Point>> {
     pieces
 }
 
-struct Column {
+struct ThinColumn {
     index: usize,
     starts_piece: bool,
     first: Point,
@@ -83,7 +83,7 @@ struct Column {
     last: Point,
 }
 
-impl Column {
+impl ThinColumn {
     fn new(index: usize, point: Point, starts_piece: bool) -> Self {
         Self { index, starts_piece, first: point, lowest: point, highest: point, last: point }
     }
@@ -99,7 +99,7 @@ impl Column {
     }
 }
 
-fn flush(column: Option<Column>, pieces: &mut Vec<Vec<Point>>) {
+fn flush(column: Option<ThinColumn>, pieces: &mut Vec<Vec<Point>>) {
     let Some(column) = column else { return };
     if column.starts_piece || pieces.is_empty() {
         pieces.push(Vec::new());

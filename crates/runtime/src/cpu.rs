@@ -6,7 +6,7 @@ use crate::collective;
 use crate::engine::{Engine, Outputs, Promise, Ticket, output_places};
 use crate::error::{EngineError, ensure_length};
 use crate::lane_order::random_order;
-use crate::memory::{Memory, SCRATCH, Span};
+use crate::memory::{ChunkSpan, Memory, SCRATCH};
 use crate::part::{Part, ProgramId};
 use crate::state::{StateEntry, StateTable};
 use crate::timing::{Timed, TimedWork, Timing};
@@ -32,8 +32,8 @@ pub struct CpuEngine {
     kernels: Arc<KernelTable<dyn CpuKernel>>,
     communicator: Arc<dyn Communicator>,
     memory: Memory,
-    state: StateTable<Span>,
-    programs: Vec<Loaded>,
+    state: StateTable<ChunkSpan>,
+    programs: Vec<CpuProgram>,
     /// The largest workspace of each op's kernel beyond its operands, in any program, in bytes.
     work_bytes: HashMap<&'static str, usize>,
     /// Bytes that this engine may hold; None if the system does not report them.
@@ -45,12 +45,12 @@ pub struct CpuEngine {
     timed: Vec<Timed>,
 }
 
-struct Loaded {
+struct CpuProgram {
     program: Program,
     /// The spans of values, by id.
-    spans: Vec<Option<Span>>,
+    spans: Vec<Option<ChunkSpan>>,
     /// The workspace of each instance.
-    workspaces: Vec<Vec<(TensorType, Span)>>,
+    workspaces: Vec<Vec<(TensorType, ChunkSpan)>>,
     /// The name and the place of each output among the outputs' bytes.
     outputs: Arc<Vec<(Arc<str>, Range<usize>)>>,
 }
@@ -156,7 +156,7 @@ impl CpuEngine {
         let io = room.ok_or_else(|| refused.clone())?;
         if missing.bytes > 0 {
             let chunk = self.memory.add(missing.bytes).ok_or(refused)?;
-            let place = |offset, bytes| Span { chunk, offset, bytes };
+            let place = |offset, bytes| ChunkSpan { chunk, offset, bytes };
             let memory = &mut self.memory;
             self.state.add(missing, place, |span, bytes| {
                 memory.get_mut(span).copy_from_slice(bytes);
@@ -168,15 +168,15 @@ impl CpuEngine {
 
     fn run_instance(&mut self, id: ProgramId, index: usize, part: Part) -> Result<(), EngineError> {
         let first = part.is_first();
-        let Loaded { program, spans, workspaces, .. } = &self.programs[id.0];
+        let CpuProgram { program, spans, workspaces, .. } = &self.programs[id.0];
         let instance = &program.instances[index];
         let op = instance.code.op();
         let span = |v: ValueId| spans[v.0 as usize].expect("every operand is planned");
 
         let outputs = instance.outputs.iter().map(|o| (program.ty(o.value), o.mode, span(o.value)));
         let workspace = workspaces[index].iter().map(|&(ty, span)| (ty, WriteMode::Assign, span));
-        let written: Vec<(TensorType, WriteMode, Span)> = outputs.chain(workspace).collect();
-        let writes: Vec<Span> = written.iter().map(|&(.., span)| span).collect();
+        let written: Vec<(TensorType, WriteMode, ChunkSpan)> = outputs.chain(workspace).collect();
+        let writes: Vec<ChunkSpan> = written.iter().map(|&(.., span)| span).collect();
         let mut over = vec![false; instance.inputs.len()];
         for &(o, n) in op.in_place() {
             over[n] = true;
@@ -192,8 +192,8 @@ impl CpuEngine {
                 }
             }
         }
-        let none = Span { chunk: SCRATCH, offset: 0, bytes: 0 };
-        let reads: Vec<Span> =
+        let none = ChunkSpan { chunk: SCRATCH, offset: 0, bytes: 0 };
+        let reads: Vec<ChunkSpan> =
             instance.inputs.iter().zip(&over).map(|(&v, &over)| if over { none } else { span(v) }).collect();
         let (read, mut lent) = self.memory.lend(&reads, &writes);
         if let Some(call) = op.collective() {
@@ -233,7 +233,7 @@ impl Engine for CpuEngine {
         let plan = Plan::new(&program, &cpu_workspace(&self.kernels));
         let region = |r: Region| plan.region_bytes[r as usize];
         let io = self.allocate_for(&program, region(Region::Io), region(Region::Scratch))?;
-        let within = |chunk, at: Location| Span { chunk, offset: at.offset, bytes: at.bytes };
+        let within = |chunk, at: Location| ChunkSpan { chunk, offset: at.offset, bytes: at.bytes };
         let place = |id: ValueId| {
             let location = plan.locations[id.0 as usize]?;
             Some(match location.region {
@@ -248,12 +248,12 @@ impl Engine for CpuEngine {
         };
         let workspaces = plan.workspaces.iter().map(workspace).collect();
         let outputs = Arc::new(output_places(&program));
-        self.programs.push(Loaded { program, spans, workspaces, outputs });
+        self.programs.push(CpuProgram { program, spans, workspaces, outputs });
         Ok(ProgramId(self.programs.len() - 1))
     }
 
     fn write_input(&mut self, program: ProgramId, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
-        let Loaded { program, spans, .. } = &self.programs[program.0];
+        let CpuProgram { program, spans, .. } = &self.programs[program.0];
         let unknown = || EngineError::Unknown { what: "input", name: name.into() };
         let id = program.input(name).ok_or_else(unknown)?;
         let span = spans[id.0 as usize].ok_or_else(unknown)?;
@@ -286,7 +286,7 @@ impl Engine for CpuEngine {
     }
 
     fn fetch(&mut self, program: ProgramId) -> Result<Ticket, EngineError> {
-        let Loaded { program, spans, outputs, .. } = &self.programs[program.0];
+        let CpuProgram { program, spans, outputs, .. } = &self.programs[program.0];
         let mut bytes = Vec::new();
         for (_, id) in program.outputs() {
             let span = spans[id.0 as usize].expect("every output is planned");
@@ -381,7 +381,7 @@ fn write(
     memory: &mut Memory,
     name: &str,
     ty: TensorType,
-    span: Span,
+    span: ChunkSpan,
     bytes: &[u8],
 ) -> Result<(), EngineError> {
     ensure_length(name, ty, bytes)?;

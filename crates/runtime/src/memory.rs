@@ -4,7 +4,7 @@ use xtrain_tensor::AlignedBytes;
 
 /// A span of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Span {
+pub(crate) struct ChunkSpan {
     pub(crate) chunk: usize,
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
@@ -51,16 +51,16 @@ impl Memory {
         self.chunks.iter().map(|c| c.as_slice().len()).sum()
     }
 
-    pub(crate) fn get(&self, span: Span) -> &[u8] {
+    pub(crate) fn get(&self, span: ChunkSpan) -> &[u8] {
         &self.chunks[span.chunk].as_slice()[span.offset..][..span.bytes]
     }
 
-    pub(crate) fn get_mut(&mut self, span: Span) -> &mut [u8] {
+    pub(crate) fn get_mut(&mut self, span: ChunkSpan) -> &mut [u8] {
         &mut self.chunks[span.chunk].as_mut_slice()[span.offset..][..span.bytes]
     }
 
     /// Copies `from` to `to`, which have the same length and do not overlap.
-    pub(crate) fn copy(&mut self, from: Span, to: Span) {
+    pub(crate) fn copy(&mut self, from: ChunkSpan, to: ChunkSpan) {
         let (mut source, mut target) = self.lend(&[from], &[to]);
         if let (Some(source), Some(target)) = (source.pop(), target.pop()) {
             target.copy_from_slice(source);
@@ -71,11 +71,11 @@ impl Memory {
     ///
     /// # Panics
     /// If a written span overlaps another one. The planner never places operands of one instance so.
-    pub(crate) fn lend(&mut self, reads: &[Span], writes: &[Span]) -> (Vec<&[u8]>, Vec<&mut [u8]>) {
+    pub(crate) fn lend(&mut self, reads: &[ChunkSpan], writes: &[ChunkSpan]) -> (Vec<&[u8]>, Vec<&mut [u8]>) {
         // Sorted by address, each with its index among the operands, so that each chunk is split front to
         // back.
         let operands = reads.iter().chain(writes).copied().enumerate();
-        let mut spans: Vec<(Span, usize)> =
+        let mut spans: Vec<(ChunkSpan, usize)> =
             operands.map(|(n, span)| (span, n)).filter(|(s, _)| s.bytes > 0).collect();
         spans.sort_unstable();
         let mut read: Vec<&[u8]> = vec![&[]; reads.len()];
@@ -112,8 +112,8 @@ impl Memory {
 mod tests {
     use super::*;
 
-    fn span(chunk: usize, offset: usize, bytes: usize) -> Span {
-        Span { chunk, offset, bytes }
+    fn span(chunk: usize, offset: usize, bytes: usize) -> ChunkSpan {
+        ChunkSpan { chunk, offset, bytes }
     }
 
     #[test]
@@ -136,7 +136,7 @@ mod tests {
             m.get_mut(span(c, 64 * n, 2)).copy_from_slice(&(n as u16).to_le_bytes());
         }
         let place = |n: usize| span(c, 64 * (n * 7919 % 2000), 2);
-        let (reads, writes): (Vec<Span>, Vec<Span>) =
+        let (reads, writes): (Vec<ChunkSpan>, Vec<ChunkSpan>) =
             (0..1000).map(|n| (place(2 * n), place(2 * n + 1))).unzip();
         let (read, written) = m.lend(&reads, &writes);
         let value = |bytes: &[u8]| usize::from(bytes[0]) + 256 * usize::from(bytes[1]);

@@ -27,7 +27,7 @@ enum StateKey {
 
 impl StateKey {
     /// The key of a value that outlives a run; None for all others.
-    fn of(value: &Value) -> Option<StateKey> {
+    fn from_value(value: &Value) -> Option<StateKey> {
         match &value.storage {
             Storage::State { kind, name } => Some(StateKey::State(*kind, name.clone())),
             Storage::Constant { name, .. } => Some(StateKey::Constant(name.clone())),
@@ -74,7 +74,7 @@ impl<S: Copy> StateTable<S> {
     pub(crate) fn missing<'p>(&self, program: &'p Program) -> Result<MissingState<'p>, EngineError> {
         let mut missing = MissingState { values: Vec::new(), bytes: 0 };
         for value in &program.values {
-            let Some(key) = StateKey::of(value) else { continue };
+            let Some(key) = StateKey::from_value(value) else { continue };
             match self.by_key.get(&key) {
                 Some(&index) => key.ensure_type(self.held[index].1, value.ty)?,
                 None => {
@@ -107,7 +107,7 @@ impl<S: Copy> StateTable<S> {
 
     /// The span of a state value or a constant that a program uses.
     pub(crate) fn span(&self, value: &Value) -> Option<S> {
-        self.by_key.get(&StateKey::of(value)?).map(|&index| self.held[index].2)
+        self.by_key.get(&StateKey::from_value(value)?).map(|&index| self.held[index].2)
     }
 
     /// The type and span of a state value.

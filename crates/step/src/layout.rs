@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use xtrain_model::{Architecture, Numerics};
 use xtrain_program::{Parallel, Program, Reduce, RowShard, Rows, StateKind, Storage, Value, cut};
+use xtrain_rank::Rank;
 use xtrain_tensor::{Shape, TILE, TensorType};
 
 /// The most units of a parameter under sums for any world: squares of each unit are sent in every step.
@@ -44,7 +45,7 @@ pub struct Evenness {
 
 /// True if this rank saves a state value: rank 0 one that all ranks have, the first replica one that is cut.
 pub fn is_saved(is_cut: bool, parallel: &Parallel) -> bool {
-    if is_cut { parallel.replica() == 0 } else { parallel.rank == 0 }
+    if is_cut { parallel.replica() == 0 } else { parallel.rank.index == 0 }
 }
 
 impl Layout {
@@ -54,7 +55,7 @@ impl Layout {
     }
 
     /// The layout of a step's model.
-    pub fn of(spec: &TrainingSpec) -> Result<Layout, ProgramError> {
+    pub fn from_spec(spec: &TrainingSpec) -> Result<Layout, ProgramError> {
         Layout::new(&spec.model, &spec.numerics(), spec.parallel)
     }
 
@@ -95,7 +96,7 @@ impl Layout {
             let rows = p.shape[0];
             let unit = match parallel.reduce {
                 Reduce::SameWorld | Reduce::Fast => unit,
-                Reduce::AnyWorld { .. } => rows.div_ceil(ANY_WORLD_UNITS).next_multiple_of(unit),
+                Reduce::AnyWorld => rows.div_ceil(ANY_WORLD_UNITS).next_multiple_of(unit),
             };
             Rows { rows, row_elements: p.shape[1..].iter().product(), unit }
         });
@@ -103,14 +104,14 @@ impl Layout {
         let most = rows.iter().zip(&parameters).max_by_key(|(rows, _)| rows.units());
         if let Some((rows, largest)) = most.filter(|(rows, _)| rows.units() < parallel.shards()) {
             let (units, each) = (rows.units(), if rows.unit == 1 { "row" } else { "rows" });
-            let replicas = divisors(parallel.world_size).find(|n| parallel.world_size / n <= units);
+            let replicas = divisors(parallel.rank.world_size).find(|n| parallel.rank.world_size / n <= units);
             return Err(ProgramError::Refused(format!(
                 "{} ranks cannot share this model: its parameters are cut by rows in units, of which {} has the most, {units} of {} {each}; \
                  use at most {units} ranks, parallel.replicas = {}, or a larger model",
                 parallel.shards(),
                 largest.name,
                 rows.unit,
-                replicas.unwrap_or(parallel.world_size)
+                replicas.unwrap_or(parallel.rank.world_size)
             )));
         }
         let names = || parameters.iter().map(|p| p.name.clone());
@@ -156,7 +157,7 @@ impl Layout {
     /// The rows of a state value that this rank has, if it has a part of it alone.
     pub fn held(&self, kind: StateKind, name: &str) -> Option<HeldRows> {
         let cut = self.cut_of(kind, name)?;
-        Some(HeldRows { of: cut.rows, rows: cut.rows_of(self.parallel.rank) })
+        Some(HeldRows { of: cut.rows, rows: cut.rows_of(self.parallel.rank.index) })
     }
 
     /// The type of the rows of a state value that this rank has, given the type with their padding.
@@ -171,7 +172,7 @@ impl Layout {
         if !self.cuts_state() {
             return None;
         }
-        let mut held = vec![0; self.parallel.world_size];
+        let mut held = vec![0; self.parallel.rank.world_size];
         for p in model.parameters().into_iter().filter(|p| p.group.is_trained()) {
             let (cut, row) = (self.cuts[&p.name], p.shape[1..].iter().product::<usize>());
             held.iter_mut().enumerate().for_each(|(rank, held)| *held += cut.rows_of(rank).len() * row);
@@ -194,7 +195,7 @@ fn divisors(n: usize) -> impl Iterator<Item = usize> {
 
 /// Refuses settings that contradict each other.
 fn check(parallel: &Parallel) -> Result<(), ProgramError> {
-    let Parallel { world_size, replicas, .. } = *parallel;
+    let Parallel { rank: Rank { world_size, .. }, replicas, .. } = *parallel;
     if replicas == 0 || !world_size.is_multiple_of(replicas) {
         return Err(ProgramError::Refused(format!(
             "{world_size} ranks cannot be divided into parallel.replicas = {replicas} groups of equal size"
@@ -240,11 +241,12 @@ mod tests {
     }
 
     fn of(world_size: usize, recipe: Recipe, reduce: Reduce) -> Result<Layout, ProgramError> {
-        let parallel = Parallel { world_size, shard: Shard::Optimizer, reduce, ..Parallel::ALONE };
+        let rank = Rank::first_of(world_size);
+        let parallel = Parallel { rank, shard: Shard::Optimizer, reduce, ..Parallel::ALONE };
         Layout::new(&model(), &recipe.into(), parallel)
     }
 
-    const ANY: Reduce = Reduce::AnyWorld { micro_steps: 4 };
+    const ANY: Reduce = Reduce::AnyWorld;
 
     #[test]
     fn weights_that_are_scaled_by_blocks_are_cut_by_blocks() {
@@ -292,7 +294,8 @@ mod tests {
     #[test]
     fn replicas_that_do_not_divide_the_ranks_are_refused() {
         let of = |world_size, replicas| {
-            let parallel = Parallel { world_size, replicas, shard: Shard::Weights, ..Parallel::ALONE };
+            let rank = Rank::first_of(world_size);
+            let parallel = Parallel { rank, replicas, shard: Shard::Weights, ..Parallel::ALONE };
             Layout::new(&model(), &Recipe::Fp32.into(), parallel).map(|_| ()).map_err(|e| e.to_string())
         };
         for replicas in [1, 2, 3, 6] {
@@ -311,8 +314,12 @@ mod tests {
     #[test]
     fn replicas_hold_equal_rows() {
         let of_rank = |rank| {
-            let parallel =
-                Parallel { world_size: 6, replicas: 2, rank, shard: Shard::Optimizer, ..Parallel::ALONE };
+            let parallel = Parallel {
+                rank: Rank { index: rank, world_size: 6 },
+                replicas: 2,
+                shard: Shard::Optimizer,
+                ..Parallel::ALONE
+            };
             Layout::new(&model(), &Recipe::Fp8Block.into(), parallel).expect("a layout")
         };
         for p in model().parameters() {
@@ -332,8 +339,12 @@ mod tests {
             (4, Recipe::Fp8Block, ANY),
         ] {
             let of_rank = |rank| {
-                let parallel =
-                    Parallel { world_size: n, rank, shard: Shard::Optimizer, reduce, ..Parallel::ALONE };
+                let parallel = Parallel {
+                    rank: Rank { index: rank, world_size: n },
+                    shard: Shard::Optimizer,
+                    reduce,
+                    ..Parallel::ALONE
+                };
                 Layout::new(&model(), &recipe.into(), parallel).expect("a layout")
             };
             let layouts: Vec<Layout> = (0..n).map(of_rank).collect();

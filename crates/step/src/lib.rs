@@ -17,7 +17,6 @@ pub mod generate;
 pub mod layout;
 pub mod learner;
 pub mod linear_gemms;
-pub mod member;
 pub mod passes;
 pub mod programs;
 pub mod random_batch;

@@ -66,8 +66,9 @@ pub const PIPELINE: &[Pass] = &[
         guarantees: "inputs that the recipe saves in fewer bits are restored where the backward reads them",
         calls: &["infer", "is_cheap", "gemms"],
         run: |program, setting| {
-            let choose =
-                |candidate: save_fp8::Candidate<'_>| setting.numerics.saved_input(candidate, setting.layers);
+            let choose = |candidate: save_fp8::SaveCandidate<'_>| {
+                setting.numerics.saved_input(candidate, setting.layers)
+            };
             Ok(save_fp8::apply(program, &PassSet, &choose)?)
         },
     },
@@ -91,7 +92,9 @@ pub const PIPELINE: &[Pass] = &[
         guarantees: "the backward reads only forward values that the policy saves, and recomputes the others",
         calls: &["infer", "is_cheap", "rebuild"],
         run: |program, setting| match setting.step {
-            Some(Step { spec, .. }) => Ok(recompute::apply(program, spec.recompute, spec.recompute_blocks)?),
+            Some(StepParts { spec, .. }) => {
+                Ok(recompute::apply(program, spec.recompute, spec.recompute_blocks)?)
+            }
             None => Ok(program),
         },
     },
@@ -150,12 +153,12 @@ pub struct Setting<'a> {
     /// Blocks of the model.
     layers: usize,
     layout: &'a Layout,
-    step: Option<Step<'a>>,
+    step: Option<StepParts<'a>>,
 }
 
 /// A training step, or a part of one.
 #[derive(Clone, Copy)]
-struct Step<'a> {
+struct StepParts<'a> {
     spec: &'a TrainingSpec,
     /// The formats whose casts are measured.
     measured: Option<&'a Numerics>,
@@ -171,7 +174,7 @@ impl<'a> Setting<'a> {
 
     /// A training step in the formats `numerics` of its own.
     pub fn training(spec: &'a TrainingSpec, numerics: &'a Numerics, layout: &'a Layout) -> Self {
-        let step = Some(Step { spec, measured: None, updates: true });
+        let step = Some(StepParts { spec, measured: None, updates: true });
         Setting { numerics, layers: spec.model.layers.len(), layout, step }
     }
 
@@ -182,7 +185,7 @@ impl<'a> Setting<'a> {
         layout: &'a Layout,
         measured: Option<&'a Numerics>,
     ) -> Self {
-        let step = Some(Step { spec, measured, updates: false });
+        let step = Some(StepParts { spec, measured, updates: false });
         Setting { numerics, layers: spec.model.layers.len(), layout, step }
     }
 

@@ -20,12 +20,12 @@ pub fn saved_bytes(program: &Program) -> usize {
 
 /// The training step: forward and backward of a micro-batch, then the update.
 pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
-    training_in(spec, &Layout::of(spec)?)
+    training_in(spec, &Layout::from_spec(spec)?)
 }
 
 /// The step of the reference segments of `spec`, if it has any.
 pub fn reference(spec: &TrainingSpec) -> Result<Option<Program>, ProgramError> {
-    let layout = Layout::of(spec)?;
+    let layout = Layout::from_spec(spec)?;
     spec.in_reference().map(|bf16| training_in(&bf16, &layout)).transpose()
 }
 
@@ -35,19 +35,22 @@ fn training_in(spec: &TrainingSpec, layout: &Layout) -> Result<Program, ProgramE
 
 /// The training step after the pass of this name ([`passes::PIPELINE`]).
 pub fn training_after(spec: &TrainingSpec, pass: &str) -> Result<Program, ProgramError> {
-    passes::run_to(traced(spec)?, &Setting::training(spec, &spec.numerics(), &Layout::of(spec)?), pass)
+    passes::run_to(traced(spec)?, &Setting::training(spec, &spec.numerics(), &Layout::from_spec(spec)?), pass)
 }
 
 /// Forward and backward of a micro-batch of the training step.
 pub fn differentiation(spec: &TrainingSpec) -> Result<Program, ProgramError> {
-    passes::run(traced(spec)?, &Setting::differentiation(spec, &spec.numerics(), &Layout::of(spec)?, None))
+    passes::run(
+        traced(spec)?,
+        &Setting::differentiation(spec, &spec.numerics(), &Layout::from_spec(spec)?, None),
+    )
 }
 
 /// Forward and backward of a micro-batch of the training step, in which the casts of `casts` are measured on
 /// the operands of linear layers ([`Program::measured`]). The formats of the computation stay those of
 /// `spec`.
 pub fn inspection(spec: &TrainingSpec, casts: &Numerics) -> Result<Program, ProgramError> {
-    let (numerics, layout) = (spec.numerics(), Layout::of(spec)?);
+    let (numerics, layout) = (spec.numerics(), Layout::from_spec(spec)?);
     passes::run(traced(spec)?, &Setting::differentiation(spec, &numerics, &layout, Some(casts)))
 }
 
@@ -130,7 +133,7 @@ pub fn initial(model: &Architecture, layout: &Layout, seed: u64, std: f64) -> Re
         let Init::Normal(scale) = p.init else { continue };
         let whole = TensorType { dtype: DType::F32, shape: Shape::new(&p.shape) };
         let cut = layout.cut_of(StateKind::Master, &p.name);
-        let rows = cut.map_or(0..p.shape[0], |cut| cut.rows_of(layout.parallel().rank));
+        let rows = cut.map_or(0..p.shape[0], |cut| cut.rows_of(layout.parallel().rank.index));
         let ty = cut.map_or(whole, |cut| cut.piece(whole));
         let master = t.parameter(&p.name, ty);
         let row = p.shape[1..].iter().product::<usize>();

@@ -16,7 +16,7 @@ pub struct Schedule {
 
 impl Schedule {
     /// The schedule of a resolved configuration with `steps` steps.
-    pub fn of(config: &Config, steps: u64) -> Self {
+    pub fn from_config(config: &Config, steps: u64) -> Self {
         let (s, peak) = (&config.schedule, config.optimizer.lr);
         Schedule {
             kind: s.kind,

@@ -41,7 +41,7 @@ pub struct SpanGuard {
     name: &'static str,
     step: Option<u64>,
     begin: Option<Instant>,
-    _range: nvtx::Range,
+    _range: nvtx::NvtxRange,
 }
 
 /// Begins the activity `name` on this thread.
@@ -54,7 +54,7 @@ pub fn step_span(name: &'static str, step: u64) -> SpanGuard {
     start(name, Some(step), nvtx::range(format_args!("{name} {step}")))
 }
 
-fn start(name: &'static str, step: Option<u64>, range: nvtx::Range) -> SpanGuard {
+fn start(name: &'static str, step: Option<u64>, range: nvtx::NvtxRange) -> SpanGuard {
     let begin = RECORD.with_borrow(Option::is_some).then(Instant::now);
     SpanGuard { name, step, begin, _range: range }
 }

@@ -3,7 +3,7 @@
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::optimizer::Optimizer;
 use xtrain_model::{Architecture, FixedRouting, Fp8Overrides, Numerics, Recipe};
-use xtrain_program::{Parallel, Recompute, Reduce};
+use xtrain_program::{Parallel, Recompute};
 
 /// The description of a training program.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,20 +49,20 @@ impl TrainingSpec {
     /// True if norm and losses of a step are totals of several ranks, or added so that any number of ranks
     /// has them.
     pub fn has_totals(&self) -> bool {
-        self.parallel.world_size > 1 || self.parallel.reduce.is_any_world()
+        self.parallel.rank.world_size > 1 || self.parallel.reduce.is_any_world()
     }
 
     /// Micro-batches of a rank in a step of `batch_size` sequences.
     pub fn micro_steps(&self, batch_size: usize) -> usize {
-        batch_size / self.batch.sequences / self.parallel.world_size
+        batch_size / self.batch.sequences / self.parallel.rank.world_size
     }
 
     /// This step with micro-batches of other sizes.
     pub fn with_micro_batches(&self, sequences: usize, batch_size: usize) -> TrainingSpec {
         let mut spec = self.clone();
         spec.batch.sequences = sequences;
-        if let Reduce::AnyWorld { .. } = spec.parallel.reduce {
-            spec.parallel.reduce = Reduce::AnyWorld { micro_steps: spec.micro_steps(batch_size).max(1) };
+        if spec.parallel.reduce.is_any_world() {
+            spec.parallel.tree_micro_steps = spec.micro_steps(batch_size).max(1);
         }
         spec
     }

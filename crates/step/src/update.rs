@@ -19,8 +19,7 @@ use xtrain_ops::unit_norm::{UnitSquaredNorm, UnitSquares};
 use xtrain_program::quantize;
 use xtrain_program::shard::MICRO_STEP;
 use xtrain_program::{
-    Delayed, Parallel, Parameter, Program, Reduce, Role, Stage, StateKind, TraceError, Tracer, ValueId,
-    WriteMode,
+    Delayed, Parallel, Parameter, Program, Role, Stage, StateKind, TraceError, Tracer, ValueId, WriteMode,
 };
 use xtrain_tensor::{DType, Shape, TensorType};
 
@@ -92,16 +91,16 @@ fn amaxes_to_host(t: &mut Tracer, delayed: &[Delayed], parallel: &Parallel) -> R
 /// The row of `amaxes` of each rank.
 fn rows_of_amaxes(t: &mut Tracer, amaxes: &[ValueId], parallel: &Parallel) -> Result<ValueId, TraceError> {
     let row = t.site("scales").emit(RankAmaxes, amaxes)?[0];
-    if parallel.world_size == 1 {
+    if parallel.rank.world_size == 1 {
         return Ok(row);
     }
-    let gather = AllGather { rows: parallel.world_size * amaxes.len(), ..gather_of_rows(parallel) };
+    let gather = AllGather { rows: parallel.rank.world_size * amaxes.len(), ..gather_of_rows(parallel) };
     Ok(t.emit(gather, &[row])?[0])
 }
 
 /// Gathers one row of each rank, in their order.
 fn gather_of_rows(parallel: &Parallel) -> AllGather {
-    AllGather { group: parallel.world(), first: 0, rows: parallel.world_size }
+    AllGather { group: parallel.world(), first: 0, rows: parallel.rank.world_size }
 }
 
 /// Keeps the losses of each micro-step, so that they are added in the same order in any world.
@@ -139,13 +138,13 @@ struct Decisive {
 }
 
 /// A gradient, and the parameter's name.
-type Gradient = (Arc<str>, ValueId);
+type NamedGradient = (Arc<str>, ValueId);
 
 /// The numbers of the step, from the gradients and those of this rank: `losses` are its loss, its objective
 /// and the losses of its `sources`, or those of each of its micro-batches.
 fn decisive(
     t: &mut Tracer,
-    gradients: &[Gradient],
+    gradients: &[NamedGradient],
     losses: &[ValueId],
     sources: usize,
     amax: Option<ValueId>,
@@ -159,13 +158,10 @@ fn decisive(
     let inputs: Vec<ValueId> =
         [squares].into_iter().chain(losses.iter().copied()).chain([stop]).chain(amax).collect();
     let mut words = t.emit(RankWords, &inputs)?[0];
-    if parallel.world_size > 1 {
+    if parallel.rank.world_size > 1 {
         words = t.emit(gather_of_rows(parallel), &[words])?[0];
     }
-    let micro_batches = match parallel.reduce {
-        Reduce::SameWorld | Reduce::Fast => 1,
-        Reduce::AnyWorld { micro_steps } => micro_steps,
-    };
+    let micro_batches = parallel.tree_micro_steps;
     let totals = t.emit(StepTotals { squares: squares_of, micro_batches, sources }, &[words])?;
     t.output(update_io::TOTAL_LOSS, totals[1]);
     t.output(update_io::STOPPING, totals[4]);
@@ -179,11 +175,11 @@ fn decisive(
 /// The squares of the gradients that this rank has, and the order in which those of all ranks are added.
 fn squares(
     t: &mut Tracer,
-    gradients: &[Gradient],
+    gradients: &[NamedGradient],
     values: &[ValueId],
     layout: &Layout,
 ) -> Result<(ValueId, Squares), TraceError> {
-    let elements = |t: &Tracer, (name, gradient): &Gradient| {
+    let elements = |t: &Tracer, (name, gradient): &NamedGradient| {
         layout.unit_rows(name) * t.ty(*gradient).shape[1..].iter().product::<usize>()
     };
     let unit_elements = || gradients.iter().map(|gradient| elements(t, gradient)).collect();
@@ -243,7 +239,7 @@ fn amaxes(
     if spec.fp8.static_scales.is_some() {
         return amaxes_to_host(t, delayed, parallel);
     }
-    if parallel.world_size > 1 {
+    if parallel.rank.world_size > 1 {
         amaxes_of_all(t, delayed, parallel)?;
     }
     next_scales(t, delayed, parameters, &spec.fp8.delayed)
@@ -258,9 +254,9 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
     let (objective, sums) = (program.output(io::OBJECTIVE), program.output(io::SUMS));
     let outputs = [io::LOSS, io::OBJECTIVE, io::SUMS];
     let mut losses: Vec<ValueId> = outputs.iter().filter_map(|name| program.output(name)).collect();
-    if let (Reduce::AnyWorld { micro_steps }, [_, _, ..]) = (parallel.reduce, &losses[..]) {
+    if parallel.reduce.is_any_world() && losses.len() > 1 {
         let kept;
-        (program, kept) = record_losses(program, &losses, micro_steps)?;
+        (program, kept) = record_losses(program, &losses, parallel.tree_micro_steps)?;
         losses = vec![kept];
     }
     let amax = program.state(StateKind::Amax, quantize::AMAX);
@@ -269,7 +265,7 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
     let amax =
         if delayed.is_empty() { amax } else { Some(amaxes(&mut t, spec, &delayed, &parameters, parallel)?) };
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
-    let gradients: Vec<Gradient> =
+    let gradients: Vec<NamedGradient> =
         parameters.iter().filter_map(|p| Some((p.name.clone(), p.gradient?))).collect();
     let sums_of = SumsOf::loss(&spec.model, &spec.loss);
     let Decisive { norm, objective, amax, sums } = if spec.has_totals() {
@@ -295,7 +291,7 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
         .iter()
         .map(|parameter| {
             let spec = specs[&*parameter.name];
-            let first_row = parameter.shard.map_or(0, |cut| cut.rows_of(parallel.rank).start);
+            let first_row = parameter.shard.map_or(0, |cut| cut.rows_of(parallel.rank.index).start);
             let row: usize = spec.shape[1..].iter().product();
             Updated { parameter, spec, first_element: (first_row * row) as u64 }
         })

@@ -145,7 +145,7 @@ impl Weights {
     /// Overwrites a state value, or this rank's rows of it, from those rows.
     pub fn write_rows(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), LearnError> {
         let padded = self.layout.cut_of(kind, name).map(|cut| {
-            let rows = cut.rows_of(self.layout.parallel().rank).len();
+            let rows = cut.rows_of(self.layout.parallel().rank.index).len();
             (bytes.len() / rows.max(1) * cut.piece_rows, rows)
         });
         match padded {

@@ -11,12 +11,12 @@ pub const ALIGN_BYTES: usize = 256;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
-struct Line([u8; ALIGN_BYTES]);
+struct CacheLine([u8; ALIGN_BYTES]);
 
 /// Zero-initialised bytes aligned to [`ALIGN_BYTES`].
 #[derive(Clone)]
 pub struct AlignedBytes {
-    lines: Vec<Line>,
+    lines: Vec<CacheLine>,
     len: usize,
 }
 

@@ -85,7 +85,7 @@ pub trait Real:
     /// Negative infinity.
     const NEG_INFINITY: Self;
     /// From f64, rounded.
-    fn of(x: f64) -> Self;
+    fn from_f64(x: f64) -> Self;
     /// To f64, exactly.
     fn f64(self) -> f64;
     /// Square root.
@@ -117,7 +117,7 @@ macro_rules! real_methods {
         const ONE: Self = 1.0;
         const NEG_INFINITY: Self = $t::NEG_INFINITY;
         #[inline(always)]
-        fn of(x: f64) -> Self {
+        fn from_f64(x: f64) -> Self {
             x as $t
         }
         #[inline(always)]

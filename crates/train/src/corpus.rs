@@ -114,7 +114,7 @@ pub fn validation_of_run(
     let Some(valid) = &config.data.valid else { return Ok(None) };
     let opening = Opening::new(config, Some(run), Missing::Prepare(notice))?;
     let mut opening = Opening { examines: true, ..opening };
-    let inputs = opening.inputs(Key::Valid, valid)?;
+    let inputs = opening.inputs(DataKey::Valid, valid)?;
     inputs.iter().for_each(Input::log);
     let tokenizer = opening.tokenizer(&[])?;
     Ok(Some(opening.validation(inputs, &tokenizer)?.0))
@@ -144,8 +144,8 @@ impl<'a> Opening<'a> {
 
     fn corpus(mut self) -> Result<Corpus, RunError> {
         let data = &self.config.data;
-        let train = self.inputs(Key::Train, &data.train)?;
-        let valid = data.valid.as_ref().map(|valid| self.inputs(Key::Valid, valid)).transpose()?;
+        let train = self.inputs(DataKey::Train, &data.train)?;
+        let valid = data.valid.as_ref().map(|valid| self.inputs(DataKey::Valid, valid)).transpose()?;
         if let Missing::Prepare(_) = self.missing {
             [Some(&train), valid.as_ref()].into_iter().flatten().flatten().for_each(Input::log);
         }
@@ -220,7 +220,7 @@ pub fn check(config: &Config) -> Result<(), RunError> {
     }
     let Some(valid) = &data.valid else { return Ok(()) };
     let opening = Opening::new(config, None, Missing::Stop)?;
-    match (opening.inputs(Key::Train, &data.train), opening.inputs(Key::Valid, valid)) {
+    match (opening.inputs(DataKey::Train, &data.train), opening.inputs(DataKey::Valid, valid)) {
         (Ok(train), Ok(valid)) => refuse_shared_paths(&train, &valid),
         _ => Ok(()),
     }
@@ -228,24 +228,24 @@ pub fn check(config: &Config) -> Result<(), RunError> {
 
 /// The keys that name data.
 #[derive(Clone, Copy)]
-enum Key {
+enum DataKey {
     Train,
     Valid,
 }
 
-impl Key {
+impl DataKey {
     fn name(self) -> &'static str {
         match self {
-            Key::Train => "data.train",
-            Key::Valid => "data.valid",
+            DataKey::Train => "data.train",
+            DataKey::Valid => "data.valid",
         }
     }
 
     /// The split that is read of folders and patterns with several.
     fn split(self) -> Split {
         match self {
-            Key::Train => Split::Train,
-            Key::Valid => Split::Validation,
+            DataKey::Train => Split::Train,
+            DataKey::Valid => Split::Validation,
         }
     }
 }
@@ -279,7 +279,7 @@ enum InputData {
 impl Opening<'_> {
     /// Opens `sources`, the value of `key`. Neighbouring texts that have no weight and are read with the same
     /// options are one input, like the files of a folder: each may be shorter than a sequence.
-    fn inputs(&self, key: Key, sources: &DataSources) -> Result<Vec<Input>, RunError> {
+    fn inputs(&self, key: DataKey, sources: &DataSources) -> Result<Vec<Input>, RunError> {
         let config = self.config;
         let options = |source: &DataSource| input_options(config, source);
         let are_one = |a: &DataSource, b: &DataSource| {
@@ -311,7 +311,7 @@ impl Opening<'_> {
     /// The text of `sources`, or its cached tokens if it no longer exists.
     fn text(
         &self,
-        key: Key,
+        key: DataKey,
         name: &str,
         sources: &[DataSource],
         options: InputOptions,
@@ -345,7 +345,7 @@ impl Opening<'_> {
 
     /// The error for a text of `key` that cannot be listed. It names the places where a missing path was
     /// looked for, and the option for another text.
-    fn not_there(&self, key: Key, error: RunError) -> RunError {
+    fn not_there(&self, key: DataKey, error: RunError) -> RunError {
         let other = match self.examines {
             true => "--data FILE names another text".to_owned(),
             false => format!("--set {}=FILE names another text", key.name()),

@@ -7,10 +7,10 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use xtrain_data::{Batch as TokenBatch, IGNORED_TARGET, Validation};
 use xtrain_model::decoder::{Batch, Loss, io};
+use xtrain_rank::Rank;
 use xtrain_runtime::{Part, ProgramId, Ticket};
 use xtrain_step::error::LearnError;
 use xtrain_step::learner::{IN_FLIGHT, feed};
-use xtrain_step::member::Member;
 use xtrain_step::programs;
 use xtrain_step::weights::Weights;
 
@@ -144,7 +144,7 @@ impl Evaluator {
             let sources = vec![SourceTally::default(); self.sources];
             *tally = Tally { of: all, sources, ..Tally::default() };
         }
-        let Member { rank, world_size } = process_group.member();
+        let Rank { index: rank, world_size } = process_group.rank();
         let sequences = self.batch.sequences as u64;
         let (mut next, mut ended) = (tally.sequences, ControlFlow::Continue(()));
         let mut flying = VecDeque::new();

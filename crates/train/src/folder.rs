@@ -45,7 +45,7 @@ pub struct RunFolder {
 
 impl RunFolder {
     /// The folder at `path`, which need not exist.
-    pub fn at(path: impl Into<PathBuf>) -> Self {
+    pub fn new(path: impl Into<PathBuf>) -> Self {
         RunFolder { path: path.into() }
     }
 
@@ -60,14 +60,14 @@ impl RunFolder {
         let named = if path.file_name() == full.file_name() { path } else { &full };
         let step = named.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
         let run = named.parent()?.parent().filter(|run| !run.as_os_str().is_empty());
-        Some((RunFolder::at(run.unwrap_or(full.parent()?.parent()?)), step))
+        Some((RunFolder::new(run.unwrap_or(full.parent()?.parent()?)), step))
     }
 
     /// The run whose resolved configuration `file` is, if any: a `config.toml` alone may be anyone's.
     pub fn of_config(file: &Path) -> Option<Self> {
         let parent = file.parent().filter(|_| file.file_name() == Some(OsStr::new("config.toml")))?;
         let folder = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-        Some(RunFolder::at(folder)).filter(RunFolder::is_begun)
+        Some(RunFolder::new(folder)).filter(RunFolder::is_begun)
     }
 
     /// The folder itself.
@@ -220,7 +220,7 @@ mod tests {
                 }
             }
         }
-        let run = RunFolder::at(dir.path());
+        let run = RunFolder::new(dir.path());
         (dir, run)
     }
 
@@ -253,7 +253,7 @@ mod tests {
         for (names, said) in taken {
             assert_eq!(holding(names).1.foreign().expect("readable").as_deref(), Some(said), "{names:?}");
         }
-        assert_eq!(RunFolder::at("/no/such/folder").foreign().expect("free"), None);
+        assert_eq!(RunFolder::new("/no/such/folder").foreign().expect("free"), None);
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub fn open(
         return Err(source::no_such_folder(folder));
     }
     run_file::refuse_as_run(folder)?;
-    let run = RunFolder::at(folder);
+    let run = RunFolder::new(folder);
     if run.is_begun() {
         return open_run(&run, which, device, recipe);
     }

@@ -23,7 +23,7 @@ pub fn folder(parsed: &Parsed) -> RunFolder {
     match RunFolder::of_config(parsed.file()).filter(|_| !parsed.is_argument("train.out")) {
         // A run folder may have been moved since its configuration was written.
         Some(of_config) => of_config,
-        None => RunFolder::at(parsed.out()),
+        None => RunFolder::new(parsed.out()),
     }
 }
 
@@ -49,7 +49,7 @@ pub fn refuse_as_run(path: &Path) -> Result<(), RunError> {
 fn instead(path: &Path) -> Option<String> {
     let word = shell_path(path);
     if path.is_dir() {
-        let run = RunFolder::at(path);
+        let run = RunFolder::new(path);
         let run = RunFolder::of_checkpoint(path).map(|(run, _)| run).or(run.is_begun().then_some(run));
         if let Some(run) = run {
             let (config, folder) = (shell_path(&run.config()), shell_path(run.path()));

@@ -110,7 +110,7 @@ pub(crate) fn save_init(config: &Config, run: &RunFolder) -> Result<(), RunError
 fn refuse_run_folder(folder: &Path) -> Option<RunError> {
     let (run, what, of_step) = match RunFolder::of_checkpoint(folder) {
         Some((run, step)) => (run, "a checkpoint of a run", format!(" --step {step}")),
-        None => (Some(RunFolder::at(folder)).filter(RunFolder::is_begun)?, "a run folder", String::new()),
+        None => (Some(RunFolder::new(folder)).filter(RunFolder::is_begun)?, "a run folder", String::new()),
     };
     let (place, hf) = (shell_path(run.path()), run.hf());
     let advice = match hf.is_dir() && of_step.is_empty() {
@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn a_run_keeps_what_the_folder_that_it_began_from_said() {
         let place = tempfile::tempdir().expect("a folder");
-        let (folder, run) = (place.path().join("model"), RunFolder::at(place.path().join("run")));
+        let (folder, run) = (place.path().join("model"), RunFolder::new(place.path().join("run")));
         fs::create_dir_all(&folder).expect("a folder");
         fs::write(folder.join(CONFIG_FILE), CONFIG).expect("written");
         fs::write(folder.join(GENERATION_FILE), r#"{"temperature": 0.6}"#).expect("written");

@@ -10,8 +10,8 @@ use std::ops::ControlFlow;
 use xtrain_config::{Config, Facts, Parsed, TokenizerChoice};
 use xtrain_data::{DataError, Split, Take, TextFiles, TokenStream, Tokenizer, learn, list};
 use xtrain_planner::planned::{Planned, planned_for};
+use xtrain_rank::Rank;
 use xtrain_step::engine::Target;
-use xtrain_step::member::Member;
 
 /// Resolves a run file without tokenizing its text, for `xtrain plan`. Of the data it opens only the part
 /// that determines the size of the vocabulary: the index of token shards, or the text whose characters are
@@ -22,11 +22,11 @@ pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
 
 /// As [`plan`], for this target.
 pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
-    plan_for(parsed, target, Member::ALONE)
+    plan_for(parsed, target, Rank::ALONE)
 }
 
 /// As [`plan_on`], for one of the processes that share the run.
-pub fn plan_for(parsed: &Parsed, target: Target, member: Member) -> Result<Planned, RunError> {
+pub fn plan_for(parsed: &Parsed, target: Target, rank: Rank) -> Result<Planned, RunError> {
     let config = &parsed.config;
     corpus::check(config)?;
     let init = init(config)?;
@@ -37,12 +37,12 @@ pub fn plan_for(parsed: &Parsed, target: Target, member: Member) -> Result<Plann
         Tokenizer::bytes().with_begin_of_document(config.data.begin_of_document)?;
     }
     let vocabulary = match (&config.model, &shards, tokenizer) {
-        (_, _, TokenizerChoice::Bytes) => VocabularySize::of(&Tokenizer::bytes()),
+        (_, _, TokenizerChoice::Bytes) => VocabularySize::from_tokenizer(&Tokenizer::bytes()),
         // A plan reads no file that it does not need.
         (m, ..) if m.vocab_size.is_some() || m.init_from.is_some() => VocabularySize::default(),
         (_, _, TokenizerChoice::Path(path)) => {
             let end = config.data.end_of_document.as_deref();
-            VocabularySize::of(&load_tokenizer(&locate(config, &path), end, OWN_TOKENIZERS)?)
+            VocabularySize::from_tokenizer(&load_tokenizer(&locate(config, &path), end, OWN_TOKENIZERS)?)
         }
         (_, Some(dataset), _) => VocabularySize { size: Some(dataset.vocab_size()), bound: None },
         (_, None, TokenizerChoice::Chars) => characters(config)?,
@@ -57,10 +57,10 @@ pub fn plan_for(parsed: &Parsed, target: Target, member: Member) -> Result<Plann
         shards: shards.map(|dataset| dataset.name().to_owned()),
         recipe: Some(target.recipe()),
         epoch_tokens: config.train.epochs.and_then(|_| known_epoch_tokens(config)),
-        world_size: Some(member.world_size),
+        world_size: Some(rank.world_size),
         static_scales: static_scales::of_file(config)?,
     };
-    let planned = planned_for(parsed.resolve(&facts)?, member)?;
+    let planned = planned_for(parsed.resolve(&facts)?, rank)?;
     Ok(Planned { vocabulary_bound: vocabulary.bound, ..planned })
 }
 
@@ -78,7 +78,7 @@ struct VocabularySize {
 }
 
 impl VocabularySize {
-    fn of(tokenizer: &Tokenizer) -> Self {
+    fn from_tokenizer(tokenizer: &Tokenizer) -> Self {
         VocabularySize { size: Some(tokenizer.vocab_size()), bound: None }
     }
 }
@@ -99,7 +99,7 @@ fn characters(config: &Config) -> Result<VocabularySize, RunError> {
         }
     }
     let tokenizer = learn(&texts, xtrain_data::VocabularyKind::Chars, &mut |_| ControlFlow::Continue(()))?;
-    Ok(VocabularySize::of(&tokenizer))
+    Ok(VocabularySize::from_tokenizer(&tokenizer))
 }
 
 /// Code points that are characters: all but the surrogates.

@@ -37,7 +37,7 @@ pub struct SavedState {
 
 impl SavedState {
     /// The state of `learner`.
-    pub fn of(learner: &mut Learner) -> SavedState {
+    pub fn from_learner(learner: &mut Learner) -> SavedState {
         let entries = learner.saved_state();
         let layout = learner.layout();
         let values = entries.into_iter().map(|entry| value(layout, entry)).collect();
@@ -72,7 +72,7 @@ impl SavedState {
         learner: &mut Learner,
         store: &CheckpointStore,
         channel: &dyn Channel,
-        step: &Step<'_>,
+        step: &CheckpointStep<'_>,
     ) -> Result<PathBuf, RunError> {
         let read = &mut |n: usize| {
             let StateEntry { kind, name, .. } = &self.values[n].entry;
@@ -104,7 +104,7 @@ impl SavedState {
 }
 
 /// A checkpoint that is about to be written.
-pub struct Step<'a> {
+pub struct CheckpointStep<'a> {
     /// Steps before it.
     pub number: u64,
     /// Documents, the same on all ranks; those of rank 0 are written.
@@ -121,7 +121,7 @@ pub struct Step<'a> {
 pub fn write<B: AsRef<[u8]>>(
     store: &CheckpointStore,
     channel: &dyn Channel,
-    step: &Step<'_>,
+    step: &CheckpointStep<'_>,
     tensors: &[TensorSpec],
     rows: &[Range<usize>],
     read: &mut dyn FnMut(usize) -> Result<B, BoxError>,

@@ -9,8 +9,8 @@ use xtrain_planner::estimate::{Device, Timeline, step_seconds};
 use xtrain_planner::fit::Fit;
 use xtrain_planner::planned::Planned;
 use xtrain_program::Recompute;
+use xtrain_rank::Rank;
 use xtrain_step::engine::{Room, Target};
-use xtrain_step::member::Member;
 use xtrain_step::programs;
 use xtrain_step::training_spec::TrainingSpec;
 use xtrain_train::spec::{plan_for, plan_on};
@@ -141,7 +141,7 @@ fn steps_on_several_gpus_are_estimated_within_the_bar() {
         let (gpus, batch) = (row.number("--gpus"), row.number("--batch"));
         let sets = [row.sets(), vec![format!("train.batch_size={}", gpus * batch)]].concat();
         let parsed = Config::load(&repository().join(&row.words[1]), &sets).expect("a run file");
-        let planned = plan_for(&parsed, Target::Cuda, Member::first_of(gpus)).expect("a plan");
+        let planned = plan_for(&parsed, Target::Cuda, Rank::first_of(gpus)).expect("a plan");
         let program = programs::training(&planned.spec).expect("a program");
         let network = row.device.network.of_run(&planned.resolved.config.parallel);
         let estimate = Timeline::new(&program, &Device { network, ..row.device.clone() }, 1).seconds();
@@ -194,7 +194,7 @@ const MIXTURE: [&str; 5] = [
 
 /// Bytes and seconds of a step.
 fn step(spec: &TrainingSpec, batch_size: usize, device: &Device) -> (u64, f64) {
-    let fit = Fit::new(spec, device.target, device.threads, batch_size, Room::of(u64::MAX)).expect("a plan");
+    let fit = Fit::new(spec, device.target, device.threads, batch_size, Room::new(u64::MAX)).expect("a plan");
     let program = programs::training(spec).expect("a program");
     (fit.needed_bytes, step_seconds(&program, &device.choice_rates, batch_size / spec.batch.sequences))
 }

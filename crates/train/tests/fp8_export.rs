@@ -110,7 +110,7 @@ fn an_export_of_an_fp8_block_run_holds_the_bytes_that_it_was_trained_with() {
 fn mixture() -> Architecture {
     let family = Family::QWEN3_MOE;
     let router = Router { top_k: 2, ..family.router().expect("a family with experts") };
-    let dense = BlockSet::of([0]);
+    let dense = BlockSet::from_iter([0]);
     let mixture = Mixture { count: 3, ffn_dim: 128, router, shared_ffn_dim: 0, dense };
     built(Description { family, mixture: Some(mixture), ..whole() })
 }

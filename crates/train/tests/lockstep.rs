@@ -10,12 +10,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::thread;
-use xtrain_cuda::{Arch, CudaError, Device, Gpu, Installed, Library, NcclId};
+use xtrain_cuda::{Arch, CudaDevice, CudaError, Gpu, Installed, Library, NcclId};
 use xtrain_distributed::{Communicator, Groups, ThreadCommunicator};
 use xtrain_model::decoder::{Balancing, Batch};
 use xtrain_model::{Description, Family, ParameterGroup, Recipe};
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_program::{Instance, Parallel, Program, Reduce, Shard, StateKind, Storage, ValueId};
+use xtrain_rank::Rank;
 use xtrain_runtime::{
     Checks, CpuEngine, CudaEngine, Engine, EngineError, NcclGroups, Outputs, Part, ProgramId, StateEntry,
     Ticket, Timed, Timing, groups_of_run,
@@ -257,7 +258,7 @@ impl Steps {
     /// Runs four steps. Several ranks are threads, whose CPU engines exchange data with each other, and so do
     /// their GPU engines.
     fn run(&self) -> Result<(), Failed> {
-        let ranks = self.spec.parallel.world_size;
+        let ranks = self.spec.parallel.rank.world_size;
         let [cpus, gpus] = [(); 2].map(|()| ThreadCommunicator::world(ranks));
         let kinds = groups_of_run(ranks, self.spec.parallel.replicas);
         // An id by rank for each kind of groups, which use those of their first ranks.
@@ -286,7 +287,7 @@ impl Steps {
         nccl: Option<(&[Groups], &[Vec<NcclId>])>,
     ) -> Result<(), Failed> {
         let (ranks, rank) = (cpus.world_size(), cpus.rank());
-        let parallel = Parallel { rank, ..self.spec.parallel };
+        let parallel = Parallel { rank: self.spec.parallel.rank.with_index(rank), ..self.spec.parallel };
         let spec = TrainingSpec { parallel, ..self.spec.clone() };
         let Steps { compared, tolerance, .. } = *self;
         let mut cpu = CpuEngine::new(Arc::new(cpu_kernels()));
@@ -375,10 +376,17 @@ fn of_ranks(recipe: Recipe, tolerance: f64) -> Vec<Steps> {
     let of_two = shards.map(|shard| (2, 1, shard, 1)).into_iter().chain([(2, 1, Shard::Weights, 0)]);
     let replicas = [(2, 2, Shard::None, 1), (4, 2, Shard::Weights, 1)];
     for (world_size, replicas, shard, prefetch_blocks) in of_two.chain(replicas) {
-        for reduce in [Reduce::SameWorld, Reduce::AnyWorld { micro_steps: MICRO_STEPS }, Reduce::Fast] {
+        for reduce in [Reduce::SameWorld, Reduce::AnyWorld, Reduce::Fast] {
             for compared in [Compared::EveryOp, Compared::OutputsAndState] {
-                let parallel =
-                    Parallel { world_size, replicas, shard, reduce, prefetch_blocks, ..Parallel::ALONE };
+                let parallel = Parallel {
+                    rank: Rank::first_of(world_size),
+                    replicas,
+                    shard,
+                    reduce,
+                    prefetch_blocks,
+                    tree_micro_steps: if reduce.is_any_world() { MICRO_STEPS } else { 1 },
+                    ..Parallel::ALONE
+                };
                 let spec = TrainingSpec { recipe, parallel, ..spec(wide_model(), BATCH) };
                 all.push(Steps { spec, compared, tolerance, path: Path::Host });
             }
@@ -397,7 +405,7 @@ fn main() {
         }
         Err(error) => panic!("{error}"),
     };
-    let gpus = Device::all().map_or(0, |gpus| gpus.len());
+    let gpus = CudaDevice::all().map_or(0, |gpus| gpus.len());
     let has_nccl = gpus >= 2 && Installed::open(Library::Nccl).is_ok();
     let mut tests = Vec::new();
     for recipe in Recipe::ALL {
@@ -430,7 +438,7 @@ fn main() {
         if recipe != Recipe::Fp32 {
             let of_ranks = of_ranks(recipe, tolerance);
             let on_path = |path: Path| {
-                let of_ranks = of_ranks.iter().filter(|steps| steps.spec.parallel.world_size <= gpus);
+                let of_ranks = of_ranks.iter().filter(|steps| steps.spec.parallel.rank.world_size <= gpus);
                 // Copies add nothing.
                 let has_sums =
                     |steps: &&Steps| path == Path::Nccl || steps.spec.parallel.reduce != Reduce::Fast;

@@ -128,7 +128,7 @@ fn each_tensor_that_saturates_is_named_with_its_excess() {
         let mut amaxes = (weights.into_iter(), amax(&mut learner, false).into_iter());
         let expected = tensors.iter().filter_map(|tensor| {
             let amaxes = if tensor.operand == CastOperand::Weight { &mut amaxes.0 } else { &mut amaxes.1 };
-            let scaled = amaxes.next()? * scales.of(&tensor.layer.to_string(), tensor.operand)?;
+            let scaled = amaxes.next()? * scales.get(&tensor.layer.to_string(), tensor.operand)?;
             let excess = f64::from(scaled) / f64::from(max_finite(tensor.format));
             (excess > 2.0).then(|| (format!("{} {}", tensor.layer, tensor.operand.name()), excess))
         });

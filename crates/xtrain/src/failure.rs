@@ -37,7 +37,7 @@ enum Blame {
 }
 
 impl Blame {
-    fn of(is_users: bool) -> Blame {
+    fn new(is_users: bool) -> Blame {
         if is_users { Blame::User } else { Blame::Us }
     }
 }
@@ -106,7 +106,7 @@ macro_rules! from {
         impl From<$error> for Failure {
             fn from(error: $error) -> Self {
                 let is_users: fn(&$error) -> bool = $is_users;
-                let blame = Blame::of(is_users(&error));
+                let blame = Blame::new(is_users(&error));
                 Failure { blame, message: one_line(&error.to_string()), fault: None }
             }
         }
@@ -130,7 +130,7 @@ impl From<RunError> for Failure {
                 let fault = if let CommError::Aborted(fault) = cause { Some(fault.clone()) } else { None };
                 Failure { blame, message, fault }
             }
-            error => Failure { blame: Blame::of(error.is_users()), message, fault: None },
+            error => Failure { blame: Blame::new(error.is_users()), message, fault: None },
         }
     }
 }

@@ -83,6 +83,6 @@ pub mod prelude {
 pub use {
     xtrain_checkpoint as checkpoint, xtrain_config as config, xtrain_data as data, xtrain_lab as lab,
     xtrain_model as model, xtrain_ops as ops, xtrain_planner as planner, xtrain_program as program,
-    xtrain_report as report, xtrain_runtime as runtime, xtrain_step as step, xtrain_tensor as tensor,
-    xtrain_train as train,
+    xtrain_rank as rank, xtrain_report as report, xtrain_runtime as runtime, xtrain_step as step,
+    xtrain_tensor as tensor, xtrain_train as train,
 };

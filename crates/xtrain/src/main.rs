@@ -34,7 +34,7 @@ fn main() -> ExitCode {
             return Err(Failure::user(error.to_string()));
         }
         let Some(cli) = cli::Cli::read()? else { return Ok(ExitCode::SUCCESS) };
-        let found = Place::of(&cli.command, variables)?;
+        let found = Place::detect(&cli.command, variables)?;
         let place = place.get_or_init(|| found);
         let detail = match &cli.command {
             _ if !place.is_first() => Detail::Quiet,

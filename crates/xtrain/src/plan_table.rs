@@ -186,7 +186,7 @@ fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
         out.push_str(&format!("turning text into tokens uses up to {bytes} before the first step\n"));
     }
     let held = programs::saved_bytes(program);
-    let copied = Layout::of(&planned.spec).map_or(held, |layout| layout.copied_bytes(program));
+    let copied = Layout::from_spec(&planned.spec).map_or(held, |layout| layout.copied_bytes(program));
     out.push_str(&format!("a save copies {} of it to host memory\n", format::bytes(copied as u64)));
     if planned.resolved.config.checkpoint.export_hf {
         let largest = format::bytes(exchange::export_bytes(&planned.spec.model) as u64);

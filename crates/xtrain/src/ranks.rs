@@ -13,7 +13,7 @@ use std::time::Duration;
 use xtrain_checkpoint::{remove_leftovers, replace_private_file};
 use xtrain_config::{ParallelConfig, Parsed};
 use xtrain_distributed::{
-    Environment, Fault, Launch, SECRET_VARIABLE, Secret, StartOptions, Variables, nccl_variables,
+    Environment, Fault, RankLauncher, SECRET_VARIABLE, Secret, StartOptions, Variables, nccl_variables,
 };
 use xtrain_train::process_group::ProcessGroup;
 use xtrain_train::run_file;
@@ -43,8 +43,8 @@ impl Place {
     /// # Errors
     /// Variables of a launcher are incomplete, or do not fit the options; a command that several processes
     /// cannot share.
-    pub(crate) fn of(command: &Command, variables: Variables) -> Result<Place, Failure> {
-        let is_ours = Launch::is_parent(&variables);
+    pub(crate) fn detect(command: &Command, variables: Variables) -> Result<Place, Failure> {
+        let is_ours = RankLauncher::is_parent(&variables);
         let detected = Environment::detect(&variables);
         let Some(processes) = command.processes() else {
             if let Ok(Some(environment)) = &detected {
@@ -57,7 +57,7 @@ impl Place {
         {
             return Err(Failure::user(format!(
                 "{option} {count} starts processes on this machine, but {} has started this one as rank {} of {}; leave out {option}",
-                environment.launcher, environment.world.rank, environment.world.world_size
+                environment.launcher, environment.world.rank.index, environment.world.rank.world_size
             )));
         }
         Ok(Place { variables, environment, is_ours })
@@ -66,8 +66,8 @@ impl Place {
     /// The text before each line that this process writes to standard error, unless its launcher writes it.
     pub(crate) fn prefix(&self) -> String {
         match &self.environment {
-            Some(environment) if environment.world.rank > 0 && !self.is_ours => {
-                format!("[rank {}] ", environment.world.rank)
+            Some(environment) if environment.world.rank.index > 0 && !self.is_ours => {
+                format!("[rank {}] ", environment.world.rank.index)
             }
             _ => String::new(),
         }
@@ -75,7 +75,7 @@ impl Place {
 
     /// True for rank 0, and for a process that trains alone.
     pub(crate) fn is_first(&self) -> bool {
-        self.environment.as_ref().is_none_or(|environment| environment.world.rank == 0)
+        self.environment.as_ref().is_none_or(|environment| environment.world.rank.index == 0)
     }
 
     /// The number of processes that this one starts, if it is no rank but starts them.
@@ -86,7 +86,7 @@ impl Place {
 
     /// Processes of the run on this node.
     pub(crate) fn local_world_size(&self) -> usize {
-        self.environment.as_ref().map_or(1, |environment| environment.world.local_world_size)
+        self.environment.as_ref().map_or(1, |environment| environment.world.local_rank.world_size)
     }
 
     /// Joins the other processes of the run in `folder`, if it has any.
@@ -134,7 +134,7 @@ impl Place {
             return Secret::value(value).map_err(refused);
         }
         let file = secret_file(folder);
-        if let Some(parent) = file.parent().filter(|_| environment.world.rank == 0) {
+        if let Some(parent) = file.parent().filter(|_| environment.world.rank.index == 0) {
             fs::create_dir_all(parent)
                 .map_err(|e| Failure::user(format!("{}: cannot create: {e}", shown_path(parent))))?;
         }
@@ -191,8 +191,8 @@ fn take_last_word() -> bool {
 /// one. Returns their exit code.
 pub(crate) fn launch(count: usize) -> Result<i32, Failure> {
     let failed = |error: xtrain_distributed::CommError| Failure::user(error.to_string());
-    let launch = Launch::copies(count, std::env::args_os().skip(1).collect()).map_err(failed)?;
-    Launch { grace: LAST_GRACE, ..launch }.run().map_err(failed)
+    let launch = RankLauncher::copies(count, std::env::args_os().skip(1).collect()).map_err(failed)?;
+    RankLauncher { grace: LAST_GRACE, ..launch }.run().map_err(failed)
 }
 
 /// As [`launch`], of the run of `parsed`. What a killed rank was writing is removed.
@@ -222,7 +222,7 @@ fn refuse_several(command: &Command, environment: &Environment) -> Result<(), Fa
     }
     Err(Failure::user(format!(
         "only `xtrain train` and `xtrain bench comm` run in several processes, and {} has started {}; start this command once, without {}",
-        environment.launcher, world.world_size, environment.launcher
+        environment.launcher, world.rank.world_size, environment.launcher
     )))
 }
 

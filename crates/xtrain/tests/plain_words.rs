@@ -1,5 +1,5 @@
-//! Plain words in comments, docs and messages: the glossary (docs/glossary.md), openings of doc comments, and
-//! the width of comment lines.
+//! Plain words in comments, docs, messages and names: the glossary (docs/glossary.md), openings of doc
+//! comments, and the width of comment lines.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,6 +33,50 @@ fn phrases() -> Vec<String> {
         .flat_map(|left| left.split('"').skip(1).step_by(2))
         .map(str::to_lowercase)
         .collect()
+}
+
+/// The words that the glossary refuses in names.
+fn words_of_no_name() -> Vec<String> {
+    let page = read(&root().join(GLOSSARY));
+    let line = page.lines().find_map(|line| line.strip_prefix("Refused in names: "));
+    let line = line.expect("the line of the glossary");
+    line.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// The parts of a name in lower case: `stop_request` and `StopRequest` are `stop` and `request`.
+fn parts_of_name(name: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    for c in name.chars() {
+        if c.is_uppercase() || !c.is_alphanumeric() {
+            parts.push(String::new());
+        }
+        if c.is_alphanumeric() {
+            parts.last_mut().expect("a part").extend(c.to_lowercase());
+        }
+    }
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
+/// The types, functions and modules that a file in Rust defines, each with its line. Tests are left out:
+/// their names are sentences.
+fn defined_names(source: &str) -> Vec<(usize, &str)> {
+    let mut names = Vec::new();
+    let mut is_test = false;
+    for (number, line) in source.lines().enumerate() {
+        let line = line.trim_start();
+        if line.starts_with("#[test]") {
+            is_test = true;
+        } else if !line.starts_with("//") && !line.starts_with("#[") {
+            let mut words = line.split([' ', '(', '<', '{', ';', ':', '=']);
+            let keywords = ["fn", "struct", "enum", "trait", "type", "union", "mod"];
+            let defines = words.by_ref().take(6).any(|word| keywords.contains(&word));
+            let name = words.next().filter(|name| defines && !is_test && !name.is_empty());
+            names.extend(name.map(|name| (number + 1, name)));
+            is_test &= !line.contains("fn ") && !line.is_empty();
+        }
+    }
+    names
 }
 
 /// All files of the tree with text for readers, relative to the root.
@@ -166,6 +210,36 @@ fn comments_docs_and_messages_use_the_words_of_the_glossary() {
         }
     }
     assert!(found.is_empty(), "see {GLOSSARY}:\n{}", found.join("\n"));
+}
+
+#[test]
+fn names_use_the_words_of_the_glossary() {
+    let refused = words_of_no_name();
+    assert!(refused.len() >= 4, "{} words in the glossary", refused.len());
+    let is_refused = |name: &str| parts_of_name(name).iter().any(|part| refused.contains(part));
+    let mut found = Vec::new();
+    for file in files() {
+        let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        if is_refused(stem) {
+            found.push(file.display().to_string());
+        }
+        if file.extension().is_some_and(|e| e == "rs") {
+            let source = read(&root().join(&file));
+            let names = defined_names(&source).into_iter().filter(|(_, name)| is_refused(name));
+            found.extend(names.map(|(line, name)| format!("{}:{line}: {name}", file.display())));
+        }
+    }
+    assert!(found.is_empty(), "see {GLOSSARY}:\n{}", found.join("\n"));
+}
+
+#[test]
+fn names_are_read_from_definitions_but_not_from_tests() {
+    let source = "pub(crate) async fn told_of<T>() {\n    let made = 1;\n}\nstruct StopWish {\n\
+                  #[test]\nfn a_crew_is_told() {\n}\ntype Kept = u8;\n";
+    let names: Vec<_> =
+        defined_names(source).into_iter().map(|(line, name)| (line, parts_of_name(name))).collect();
+    let parts = |parts: &[&str]| parts.iter().map(|part| (*part).to_owned()).collect::<Vec<_>>();
+    assert_eq!(names, [(1, parts(&["told", "of"])), (4, parts(&["stop", "wish"])), (8, parts(&["kept"]))]);
 }
 
 #[test]

@@ -21,14 +21,14 @@ use crate::tensor_file::{TensorFile, TensorInfo};
 pub(super) struct HfFolder {
     path: PathBuf,
     files: Vec<TensorFile>,
-    by_name: BTreeMap<String, Place>,
+    by_name: BTreeMap<String, TensorPlace>,
     /// Deviations of the files from the index.
     warnings: Vec<String>,
 }
 
 /// The place of a tensor in a folder.
 #[derive(Debug)]
-struct Place {
+struct TensorPlace {
     /// The index of the file that holds it.
     file: usize,
     /// Its name there.
@@ -60,7 +60,7 @@ impl HfFolder {
         let stored = folder.by_name.keys().map(String::as_str);
         let standard = standard_names(path, names, stored)?;
         let place = |(stored, standard): (&str, String)| {
-            let place = Place { file: folder.by_name[stored].file, stored: stored.to_owned() };
+            let place = TensorPlace { file: folder.by_name[stored].file, stored: stored.to_owned() };
             (standard, place)
         };
         folder.by_name = standard.into_iter().map(place).collect();
@@ -172,8 +172,8 @@ impl HfFolder {
         let mut by_name = BTreeMap::new();
         for (index, file) in files.iter().enumerate() {
             for tensor in &file.header().tensors {
-                let place = Place { file: index, stored: tensor.name.clone() };
-                if let Some(Place { file: other, .. }) = by_name.insert(tensor.name.clone(), place) {
+                let place = TensorPlace { file: index, stored: tensor.name.clone() };
+                if let Some(TensorPlace { file: other, .. }) = by_name.insert(tensor.name.clone(), place) {
                     return Err(CheckpointError::damaged(
                         file.path(),
                         format!("tensor '{}'", tensor.name),

@@ -26,13 +26,13 @@ pub(super) fn standard_names<'a>(
     names: &NameMap,
     stored: impl Iterator<Item = &'a str>,
 ) -> Result<Vec<(&'a str, String)>> {
-    let known = Known::of(names);
-    let stored: Vec<Name<'a>> = stored.map(Name::of).collect();
+    let known = Known::new(names);
+    let stored: Vec<Name<'a>> = stored.map(Name::new).collect();
     if let Some(adapter) = stored.iter().find(|name| is_of_adapter(name.stored)) {
         let problem = format!("'{}' belongs to an adapter (LoRA) that is not merged", adapter.stored);
         return Err(CheckpointError::tensors(folder, problem, MERGE));
     }
-    let prefix = Prefix::of(&stored, names);
+    let prefix = Prefix::detect(&stored, names);
     let mixed = |one: &str, other: &str| {
         let problem = format!("the names of its tensors have different prefixes: '{one}', but '{other}'");
         let advice = "these are tensors of several saves: export the model again into an empty folder";
@@ -97,7 +97,7 @@ struct Name<'a> {
 }
 
 impl<'a> Name<'a> {
-    fn of(stored: &'a str) -> Self {
+    fn new(stored: &'a str) -> Self {
         let is_wrapper = |part: &&str| WRAPPERS.contains(part);
         let unwrapped = match stored.split('.').any(|part| is_wrapper(&part)) {
             true => {
@@ -122,7 +122,7 @@ fn readings(name: &str, base: &str) -> impl Iterator<Item = String> {
 struct Known<'a>(HashSet<&'a str>);
 
 impl<'a> Known<'a> {
-    fn of(names: &'a NameMap) -> Self {
+    fn new(names: &'a NameMap) -> Self {
         let parts = names.entries.iter().flat_map(|entry| &entry.parts).map(|part| &part.hf_name);
         let whole = names.whole.iter().map(|whole| &whole.hf_name);
         let tied = names.tied.iter().map(|tied| &tied.hf_name);
@@ -145,7 +145,7 @@ struct Prefix<'a> {
 }
 
 impl<'a> Prefix<'a> {
-    fn of(stored: &[Name<'_>], names: &'a NameMap) -> Self {
+    fn detect(stored: &[Name<'_>], names: &'a NameMap) -> Self {
         let base = names.base.as_str();
         let firsts = names.entries.iter().filter_map(|entry| entry.parts.first());
         let stems = firsts.filter_map(|part| part.hf_name.strip_prefix(base)).take(ANCHORS);

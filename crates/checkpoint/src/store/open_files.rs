@@ -13,10 +13,10 @@ const MAX_OPEN: usize = 64;
 
 /// Open files by their index in the manifest.
 #[derive(Debug, Default)]
-pub(super) struct OpenFiles(Mutex<State>);
+pub(super) struct OpenFiles(Mutex<OpenState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct OpenState {
     /// The last ones used, the newest at the end.
     open: VecDeque<(usize, Arc<TensorFile>)>,
     /// Headers of all files that were opened.

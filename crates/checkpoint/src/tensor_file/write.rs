@@ -45,7 +45,7 @@ impl TensorFileWriter {
     /// [`CheckpointError::Io`] if the disk fails; [`CheckpointError::Internal`] for repeated names or sizes
     /// that overflow.
     pub fn create(path: &Path, tensors: &[StoredTensor], metadata: &[(&str, &str)]) -> Result<Self> {
-        let header = Layout::new(path, tensors, metadata)?;
+        let header = HeaderLayout::new(path, tensors, metadata)?;
         let temporary = Temporary::file(path)?;
         let file = temporary.handle().try_clone().map_err(CheckpointError::io(path, "create"))?;
         Self::start(path, file, Some(temporary), header)
@@ -57,12 +57,12 @@ impl TensorFileWriter {
         tensors: &[StoredTensor],
         metadata: &[(&str, &str)],
     ) -> Result<Self> {
-        let header = Layout::new(path, tensors, metadata)?;
+        let header = HeaderLayout::new(path, tensors, metadata)?;
         let file = File::create_new(path).map_err(CheckpointError::io(path, "create"))?;
         Self::start(path, file, None, header)
     }
 
-    fn start(path: &Path, file: File, temporary: Option<Temporary>, layout: Layout) -> Result<Self> {
+    fn start(path: &Path, file: File, temporary: Option<Temporary>, layout: HeaderLayout) -> Result<Self> {
         let mut out = BufWriter::with_capacity(1 << 20, file);
         out.write_all(&(layout.json.len() as u64).to_le_bytes())
             .and_then(|()| out.write_all(&layout.json))
@@ -125,12 +125,12 @@ impl TensorFileWriter {
 
 /// The header's JSON, padded so that the data starts at a multiple of eight bytes, and the sizes of the
 /// tensors.
-struct Layout {
+struct HeaderLayout {
     json: Vec<u8>,
     sizes: Vec<(String, usize)>,
 }
 
-impl Layout {
+impl HeaderLayout {
     fn new(path: &Path, tensors: &[StoredTensor], metadata: &[(&str, &str)]) -> Result<Self> {
         let internal = |problem: String| CheckpointError::Internal(format!("{}: {problem}", path.display()));
         let mut names = HashSet::new();

@@ -1,9 +1,9 @@
 //! Checkpoints and evaluation.
 
-use super::{Row, why, write};
+use super::{AliasRow, why, write};
 
 /// The rows of the topic.
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[AliasRow] = &[
     why(
         &["finetune", "continue_pretraining", "finetuning"],
         "a run begins with the weights of the folder that `model.init_from` names, and else with random ones",

@@ -1,9 +1,9 @@
 //! Texts, their preparation and tokenizers.
 
-use super::{Row, why, write};
+use super::{AliasRow, why, write};
 
 /// The rows of the topic.
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[AliasRow] = &[
     why(
         &[
             "dataset_name",

@@ -34,17 +34,17 @@ pub(super) enum Answer {
 }
 
 /// Names that have the same answer.
-struct Row {
+struct AliasRow {
     names: &'static [&'static str],
     answer: Answer,
 }
 
-const fn write(names: &'static [&'static str], setting: &'static str) -> Row {
-    Row { names, answer: Answer::Write(setting) }
+const fn write(names: &'static [&'static str], setting: &'static str) -> AliasRow {
+    AliasRow { names, answer: Answer::Write(setting) }
 }
 
-const fn why(names: &'static [&'static str], text: &'static str) -> Row {
-    Row { names, answer: Answer::Why(text) }
+const fn why(names: &'static [&'static str], text: &'static str) -> AliasRow {
+    AliasRow { names, answer: Answer::Why(text) }
 }
 
 /// Aliases of `name`, which is a `section`, `section.key` or `section.key=value` of the run file.
@@ -54,7 +54,7 @@ pub(super) fn aliases(name: &str) -> impl Iterator<Item = &'static str> + use<> 
 }
 
 /// All rows of the tables with answers.
-fn rows() -> impl Iterator<Item = &'static Row> {
+fn rows() -> impl Iterator<Item = &'static AliasRow> {
     [
         training::ROWS,
         checkpoints::ROWS,

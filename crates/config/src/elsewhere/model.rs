@@ -1,9 +1,9 @@
 //! The model: families, parts that xtrain does not have, folders and vocabulary.
 
-use super::{Row, why, write};
+use super::{AliasRow, why, write};
 
 /// The rows of the topic.
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[AliasRow] = &[
     // Families.
     write(
         &[

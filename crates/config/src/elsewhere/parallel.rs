@@ -1,9 +1,9 @@
 //! Several processes: their number, how they share the work, and how they communicate.
 
-use super::{Row, why, write};
+use super::{AliasRow, why, write};
 
 /// The rows of the topic.
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[AliasRow] = &[
     why(
         &[
             "gpus",

@@ -1,9 +1,9 @@
 //! Compilers and kernels, loggers, devices, and what surrounds a run.
 
-use super::{Row, why, write};
+use super::{AliasRow, why, write};
 
 /// The rows of the topic.
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[AliasRow] = &[
     why(
         &[
             "compile",

@@ -1,9 +1,9 @@
 //! Length, batches, learning rate and optimizer.
 
-use super::{Row, why, write};
+use super::{AliasRow, why, write};
 
 /// The rows of the topic.
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[AliasRow] = &[
     // Length and batches.
     why(
         &[

@@ -1,9 +1,9 @@
 //! Adapters and quantised weights, chat, preferences and rewards.
 
-use super::{Row, why};
+use super::{AliasRow, why};
 
 /// The rows of the topic.
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[AliasRow] = &[
     // Adapters and quantised weights.
     why(
         &[

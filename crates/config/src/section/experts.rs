@@ -125,7 +125,7 @@ impl ExpertsConfig {
             } else {
                 0
             }),
-            dense: BlockSet::of(self.dense_blocks.iter().flatten().copied()),
+            dense: BlockSet::from_iter(self.dense_blocks.iter().flatten().copied()),
         })
     }
 

@@ -54,7 +54,7 @@ pub use experts::{Balance, ExpertScore, ExpertsConfig};
 pub use log::LogConfig;
 pub use model::{ModelConfig, RopeScaling};
 pub use optimizer::OptimizerConfig;
-pub use parallel::{ParallelConfig, ReduceDtype, ReduceOrder, Shard, Transport};
+pub use parallel::{ParallelConfig, ReduceDtype, Transport};
 pub use precision::{Gemm, PrecisionConfig, Slower};
 pub use schedule::{DecayShape, ScheduleConfig, ScheduleKind};
 pub use train::{Device, LOSS_CHUNK, Recompute, TrainConfig};

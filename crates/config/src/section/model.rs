@@ -158,7 +158,7 @@ impl From<RopeScaling> for xtrain_model::RopeScaling {
 
 impl RopeScaling {
     /// The key's value for the scaling of a model; `None` without scaling.
-    fn of(scaling: xtrain_model::RopeScaling) -> Option<Self> {
+    fn from_model(scaling: xtrain_model::RopeScaling) -> Option<Self> {
         match scaling {
             xtrain_model::RopeScaling::None => None,
             xtrain_model::RopeScaling::Linear { factor } => Some(Self::Linear { factor }),
@@ -251,7 +251,7 @@ impl ModelConfig {
         self.vocab_size = Some(vocab_size);
         self.max_position_embeddings = Some(model.max_position_embeddings);
         self.rope_theta = Some(model.rope_theta);
-        self.rope_scaling = RopeScaling::of(model.rope_scaling);
+        self.rope_scaling = RopeScaling::from_model(model.rope_scaling);
         self.norm_eps = Some(model.norm_eps);
         self.tie_embeddings = Some(model.tie_embeddings);
         self.qkv_bias = Some(model.qkv_bias);

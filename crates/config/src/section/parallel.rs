@@ -5,7 +5,8 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use xtrain_program as program;
+use xtrain_program::{Gather, Parallel, Reduce, Shard};
+use xtrain_rank::Rank;
 use xtrain_tensor::DType;
 
 use crate::TimeLimit;
@@ -24,7 +25,7 @@ section! {
         #[schemars(range(min = 1), extend("x-unit" = "groups"))]
         pub replicas: usize = 1,
         /// Order in which the gradients of micro-batches are added.
-        pub reduce: ReduceOrder = ReduceOrder::SameWorld,
+        pub reduce: Reduce = Reduce::SameWorld,
         /// Type in which ranks send gradients to each other. They are always added in fp32. `"bf16"` sends
         /// half the bytes and rounds each rank's sum. It cannot be combined with `reduce = "any-world"` and
         /// `"fast"`.
@@ -52,68 +53,23 @@ section! {
 }
 
 impl ParallelConfig {
-    /// The settings in a program's terms: `rank` of `world_size` ranks, each with `micro_steps` micro-batches
-    /// per step.
-    pub fn parallel(&self, rank: usize, world_size: usize, micro_steps: usize) -> program::Parallel {
-        program::Parallel {
-            world_size,
+    /// The settings in a program's terms, for a rank that has `micro_steps` micro-batches per step.
+    pub fn parallel(&self, rank: Rank, micro_steps: usize) -> Parallel {
+        Parallel {
             rank,
             // One process has no other to hold a replica.
-            replicas: if world_size == 1 { 1 } else { self.replicas },
-            shard: match self.shard {
-                Shard::None => program::Shard::None,
-                Shard::Optimizer => program::Shard::Optimizer,
-                Shard::Gradients => program::Shard::Gradients,
-                Shard::Weights => program::Shard::Weights,
-            },
-            reduce: match self.reduce {
-                ReduceOrder::SameWorld => program::Reduce::SameWorld,
-                ReduceOrder::AnyWorld => program::Reduce::AnyWorld { micro_steps },
-                ReduceOrder::Fast => program::Reduce::Fast,
-            },
+            replicas: if rank.is_alone() { 1 } else { self.replicas },
+            shard: self.shard,
+            reduce: self.reduce,
+            tree_micro_steps: if self.reduce.is_any_world() { micro_steps } else { 1 },
             reduce_dtype: match self.reduce_dtype {
                 ReduceDtype::Fp32 => DType::F32,
                 ReduceDtype::Bf16 => DType::BF16,
             },
             prefetch_blocks: self.prefetch_blocks,
-            gather: match self.gather {
-                Gather::Auto => program::Gather::Auto,
-                Gather::Fp32 => program::Gather::F32,
-                Gather::Bf16 => program::Gather::Bf16,
-            },
+            gather: self.gather,
         }
     }
-}
-
-/// State that is divided among the ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Shard {
-    /// None; every rank holds all state. Known as DDP.
-    None,
-    /// Master weights and the optimizer's state. Known as ZeRO-1.
-    Optimizer,
-    /// Gradients too. Known as ZeRO-2.
-    Gradients,
-    /// Weights too: each block's are gathered before it reads them. Known as ZeRO-3 and FSDP.
-    Weights,
-}
-
-/// Order in which the gradients of a step are added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ReduceOrder {
-    /// By rank: each adds the gradients of its micro-batches, and then the sums of the ranks are added; with
-    /// `shard = "gradients"` and `"weights"` the other way round. Runs with the same number of ranks, and of
-    /// replicas, have equal bits.
-    SameWorld,
-    /// One binary tree adds the gradients of all micro-batches. Runs with 1, 2, 4, 8, ... ranks and the same
-    /// `train.micro_batch_size` have equal bits, and take more memory and time (docs/parallel.md).
-    AnyWorld,
-    /// As `"same-world"`, but NCCL adds while it sends, in an order of its own: less memory, and no kernels
-    /// for sums. Bits repeat only if NCCL chooses the same algorithm again. Without NCCL the bits are those
-    /// of `"same-world"`.
-    Fast,
 }
 
 /// Path of the data that GPUs exchange.
@@ -154,19 +110,5 @@ pub enum ReduceDtype {
     /// 32 bits.
     Fp32,
     /// 16 bits, rounded.
-    Bf16,
-}
-
-/// Form in which ranks gather the weights that GEMMs read in FP8.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Gather {
-    /// FP8 numbers and their scales: each rank casts its rows, with the scales of the whole weight.
-    Auto,
-    /// The fp32 masters, from which each rank casts the whole weight. The bits are those of `"auto"`, for
-    /// four times its bytes.
-    Fp32,
-    /// Copies in bf16, from which each rank casts the whole weight: twice the bytes of `"auto"`, and weights
-    /// are rounded twice. For comparisons with trainers that do so.
     Bf16,
 }

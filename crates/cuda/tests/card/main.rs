@@ -7,7 +7,7 @@ mod gemms;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::time::Instant;
 use xtrain_cuda::{
-    Arch, Compiler, Context, CudaError, Device, DeviceMemory, DevicePtr, Event, Gpu, Graph, KernelCache,
+    Arch, Compiler, Context, CudaDevice, CudaError, DeviceMemory, DevicePtr, Event, Gpu, Graph, KernelCache,
     Launch, Module, PinnedMemory, Sdpa, Stream, Work, kernel_struct,
 };
 use xtrain_tensor::host::decode;
@@ -51,7 +51,7 @@ struct TestDevice {
 
 impl TestDevice {
     fn new() -> Result<TestDevice, CudaError> {
-        let device = Device::at(0)?;
+        let device = CudaDevice::get(0)?;
         let context = Context::new(device)?;
         let arch = device.info()?.arch;
         let cubin = Compiler::open()?.compile("test.cu", KERNELS, arch, &[])?.cubin;
@@ -91,7 +91,7 @@ fn gpu_with_cache(folder: &std::path::Path) -> Result<Gpu, CudaError> {
 
 fn a_gpu_describes_itself(device: &TestDevice) -> Result<(), Failed> {
     let info = device.context.device().info()?;
-    eprintln!("{info:?}, driver {}", Device::driver_version()?);
+    eprintln!("{info:?}, driver {}", CudaDevice::driver_version()?);
     assert!(info.multiprocessors > 0 && info.memory_bytes > 1 << 30 && info.memory_bandwidth > 1e11);
     let (free, total) = device.context.memory()?;
     assert!(free > 0 && free <= total);

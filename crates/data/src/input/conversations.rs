@@ -129,7 +129,7 @@ pub(super) fn advice(noun: &str, fields: &[Field<'_>]) -> Option<String> {
             chat.name
         ));
     }
-    let Parts { fields: parts, is_compared } = parts(fields);
+    let TextParts { fields: parts, is_compared } = parts(fields);
     parts.first()?;
     let names = parts.iter().map(|part| format!("{:?}", part.name)).collect::<Vec<_>>().join(", ");
     let has = |name: &str| parts.iter().any(|part| is_named(part, name));
@@ -144,7 +144,7 @@ pub(super) fn advice(noun: &str, fields: &[Field<'_>]) -> Option<String> {
         false => String::new(),
     };
     let is_alone =
-        |part: &&&Field<'_>| !is_compared && place(part) == Place::Answer && !is_named(part, "rejected");
+        |part: &&&Field<'_>| !is_compared && place(part) == TextPlace::Answer && !is_named(part, "rejected");
     let alone = texts.iter().rfind(is_alone).map_or(String::new(), |only| {
         let name = format!("{:?}", only.name);
         format!(
@@ -178,7 +178,7 @@ fn is_chat(field: &Field<'_>) -> bool {
 }
 
 /// Fields that belong together, in the order in which a text has them.
-struct Parts<'r, 'f> {
+struct TextParts<'r, 'f> {
     fields: Vec<&'f Field<'r>>,
     /// True for texts to compare, false for prompts with answers.
     is_compared: bool,
@@ -186,7 +186,7 @@ struct Parts<'r, 'f> {
 
 /// Places in a text.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum TextPlace {
     System,
     Prompt,
     Context,
@@ -196,20 +196,20 @@ enum Place {
 }
 
 /// The place of a field of a prompt with its answer.
-fn place(field: &Field<'_>) -> Place {
+fn place(field: &Field<'_>) -> TextPlace {
     match () {
-        () if has_word(field.name, &["system"]) => Place::System,
-        () if is_reasoning(field) => Place::Reasoning,
-        () if is_answer(field) => Place::Answer,
-        () if is_prompt(field) => Place::Prompt,
-        () if is_context(field) => Place::Context,
-        () if CHOICES.iter().any(|name| is_named(field, name)) => Place::Choices,
-        () => Place::Answer,
+        () if has_word(field.name, &["system"]) => TextPlace::System,
+        () if is_reasoning(field) => TextPlace::Reasoning,
+        () if is_answer(field) => TextPlace::Answer,
+        () if is_prompt(field) => TextPlace::Prompt,
+        () if is_context(field) => TextPlace::Context,
+        () if CHOICES.iter().any(|name| is_named(field, name)) => TextPlace::Choices,
+        () => TextPlace::Answer,
     }
 }
 
 /// The prompts and answers, or the texts to compare, among the fields of a row; none unless there are both.
-fn parts<'r, 'f>(fields: &'f [Field<'r>]) -> Parts<'r, 'f> {
+fn parts<'r, 'f>(fields: &'f [Field<'r>]) -> TextParts<'r, 'f> {
     // An answer may be a number: that of a choice.
     let is_part = |field: &&Field<'_>| field.content != Content::Other || is_named_answer(field);
     let fields = || fields.iter().filter(is_part);
@@ -225,7 +225,7 @@ fn parts<'r, 'f>(fields: &'f [Field<'r>]) -> Parts<'r, 'f> {
         let mut texts: Vec<&Field<'_>> =
             fields().filter(|field| is_named(field, one) || is_second(field)).collect();
         texts.sort_by_key(|field| !is_named(field, one));
-        return Parts { fields: texts, is_compared: true };
+        return TextParts { fields: texts, is_compared: true };
     }
     let is_output = |field: &Field<'_>| is_answer(field) || OUTPUTS.iter().any(|name| is_named(field, name));
     let is_around = |field: &Field<'_>| {
@@ -240,23 +240,23 @@ fn parts<'r, 'f>(fields: &'f [Field<'r>]) -> Parts<'r, 'f> {
         let is_of_pair = |field: &&Field<'_>| is_prompt(field) || is_output(field) || is_around(field);
         let mut parts: Vec<&Field<'_>> = fields().filter(is_of_pair).collect();
         parts.sort_by_key(|field| place(field));
-        return Parts { fields: parts, is_compared: false };
+        return TextParts { fields: parts, is_compared: false };
     }
     if let Some((prompt, answer)) = PAIRS.iter().find(is_pair) {
         let is_of_pair =
             |field: &&Field<'_>| is_named(field, prompt) || is_named(field, answer) || is_around(field);
         let mut parts: Vec<&Field<'_>> = fields().filter(is_of_pair).collect();
         parts.sort_by_key(|field| match () {
-            () if is_named(field, prompt) => Place::Prompt,
-            () if is_named(field, answer) => Place::Answer,
+            () if is_named(field, prompt) => TextPlace::Prompt,
+            () if is_named(field, answer) => TextPlace::Answer,
             () => place(field),
         });
-        return Parts { fields: parts, is_compared: false };
+        return TextParts { fields: parts, is_compared: false };
     }
     // `{"translation": {"en": "...", "de": "..."}}`
     let translations =
         fields().filter(|field| is_named(field, "translation") && field.content == Content::Object);
-    Parts { fields: translations.collect(), is_compared: false }
+    TextParts { fields: translations.collect(), is_compared: false }
 }
 
 fn is_named(field: &Field<'_>, name: &str) -> bool {

@@ -37,7 +37,7 @@ pub(super) struct CardSplits {
 impl CardSplits {
     /// The splits of `files`, which are below `base`. If `is_folder`, all files below `base` are meant, so
     /// that a README.md there must have a default configuration; otherwise all configurations count.
-    pub(super) fn of(base: &Path, files: &[PathBuf], is_folder: bool) -> CardSplits {
+    pub(super) fn read(base: &Path, files: &[PathBuf], is_folder: bool) -> CardSplits {
         let mut found = CardSplits::default();
         let Ok(root) = or_current(base).canonicalize() else { return found };
         let mut cards = Cards::default();
@@ -178,7 +178,7 @@ struct Configuration {
 
 /// The header, as far as it is read.
 #[derive(Deserialize)]
-struct Header {
+struct CardHeader {
     configs: Option<Vec<WrittenConfiguration>>,
 }
 
@@ -253,7 +253,7 @@ impl Card {
                     .to_owned(),
             )
         };
-        let header: Header = serde_saphyr::from_str(header).map_err(|error| {
+        let header: CardHeader = serde_saphyr::from_str(header).map_err(|error| {
             let error = error.without_snippet().to_string();
             refused(error.lines().next().unwrap_or_default().to_owned())
         })?;

@@ -35,7 +35,7 @@ pub(super) struct JsonLines {
 const WRONG_LINES: usize = 16;
 
 /// Result of reading up to the next line with text.
-enum Line {
+enum NextLine {
     Text,
     /// Only blank lines so far.
     Blank,
@@ -57,15 +57,15 @@ impl JsonLines {
     }
 
     /// Reads the next line that is not blank.
-    fn read_line(&mut self) -> Result<Line> {
+    fn read_line(&mut self) -> Result<NextLine> {
         let start = self.stream.offset();
         loop {
             if self.stream.offset() - start >= BLANK_BYTES as u64 {
-                return Ok(Line::Blank);
+                return Ok(NextLine::Blank);
             }
             self.line.clear();
             if self.stream.read_line(MAX_VALUE_BYTES + 1, &mut self.line)? == 0 {
-                return Ok(Line::End);
+                return Ok(NextLine::End);
             }
             self.line_number += 1;
             if self.line.len() > MAX_VALUE_BYTES {
@@ -78,7 +78,7 @@ impl JsonLines {
                 self.line.drain(.."\u{FEFF}".len());
             }
             if !self.line.trim_ascii().is_empty() {
-                return Ok(Line::Text);
+                return Ok(NextLine::Text);
             }
         }
     }
@@ -118,15 +118,15 @@ impl JsonLines {
     fn next_piece(&mut self) -> std::result::Result<Option<Piece>, ReadError> {
         if self.document.is_none() {
             match self.read_line()? {
-                Line::Text => self.parse_line()?,
-                Line::Blank => {
+                NextLine::Text => self.parse_line()?,
+                NextLine::Blank => {
                     return Ok(Some(Piece {
                         text: String::new(),
                         begins_document: false,
                         ends_document: false,
                     }));
                 }
-                Line::End => return Ok(None),
+                NextLine::End => return Ok(None),
             }
         }
         let piece = self.document.as_mut().and_then(|document| document.next_piece(self.rule));
@@ -195,12 +195,12 @@ pub(super) fn first_rows(stream: InputStream, count: usize) -> Result<Vec<Map<St
     let mut rows = Vec::new();
     for _ in 0..count {
         match lines.read_line()? {
-            Line::Text => {
+            NextLine::Text => {
                 replace_non_numbers(&mut lines.line);
                 rows.extend(serde_json::from_slice::<Map<String, Value>>(&lines.line).ok());
             }
-            Line::Blank => {}
-            Line::End => break,
+            NextLine::Blank => {}
+            NextLine::End => break,
         }
     }
     Ok(rows)

@@ -78,8 +78,10 @@ pub fn list<P: AsRef<Path>>(names: &[P], take: Take) -> Result<Listing> {
                 files_by_name.push(name.to_path_buf());
                 paths.push(name.to_path_buf());
             }
-            Ok(_) => paths.extend(listing.take(&Group::of_folder(name)?, take)?),
-            Err(_) if glob::is_pattern(name) => paths.extend(listing.take(&Group::of_pattern(name)?, take)?),
+            Ok(_) => paths.extend(listing.take(&FileGroup::of_folder(name)?, take)?),
+            Err(_) if glob::is_pattern(name) => {
+                paths.extend(listing.take(&FileGroup::of_pattern(name)?, take)?)
+            }
             Err(error) => return Err(DataError::io(name, "open the input")(error)),
         }
     }
@@ -101,7 +103,7 @@ pub fn list<P: AsRef<Path>>(names: &[P], take: Take) -> Result<Listing> {
 
 impl Listing {
     /// The files of a folder or pattern that are taken.
-    fn take(&mut self, group: &Group, take: Take) -> Result<Vec<PathBuf>> {
+    fn take(&mut self, group: &FileGroup, take: Take) -> Result<Vec<PathBuf>> {
         if !group.skipped.is_empty() {
             let (skipped, shown) = (group.skipped.len(), group.show(&group.skipped));
             self.warnings.push(format!(
@@ -123,7 +125,7 @@ impl Listing {
     }
 
     /// Notes which files of a group are taken and which are not.
-    fn note(&mut self, group: &Group, take: Take, choice: &Choice) {
+    fn note(&mut self, group: &FileGroup, take: Take, choice: &Choice) {
         let Some(split) = take.split() else { return };
         let (name, files) = (group.name.display(), group.split_files());
         let taken = group.show(&choice.taken);
@@ -147,7 +149,7 @@ impl Listing {
 
     /// Chooses among the files that are named one by one, which are part of `paths`.
     fn choose_named(&mut self, files: Vec<PathBuf>, take: Take, paths: &mut Vec<PathBuf>) -> Result<()> {
-        let group = Group::of_files(files);
+        let group = FileGroup::of_files(files);
         let split_files = group.split_files();
         let splits = split_files.splits();
         match take {
@@ -158,7 +160,8 @@ impl Listing {
                 paths.retain(|path| !left.contains(path));
             }
             _ if splits.len() > 1 => {
-                let of = |split: &Split| format!("{}: {}", split.name(), group.show(&split_files.of(*split)));
+                let of =
+                    |split: &Split| format!("{}: {}", split.name(), group.show(&split_files.select(*split)));
                 self.several_splits = Some(splits.iter().map(of).collect::<Vec<_>>().join("; "));
             }
             _ => {}
@@ -168,7 +171,7 @@ impl Listing {
 }
 
 /// Files that are named together: those of a folder, those that match a pattern, or a list.
-struct Group {
+struct FileGroup {
     /// The folder or pattern, for messages.
     name: PathBuf,
     /// The folder below which the names of files and folders say their splits.
@@ -185,30 +188,30 @@ struct Group {
     cards: CardSplits,
 }
 
-impl Group {
-    fn of_folder(name: &Path) -> Result<Group> {
+impl FileGroup {
+    fn of_folder(name: &Path) -> Result<FileGroup> {
         let mut found = Vec::new();
         list_folder(name, &mut found)?;
-        Group::new(name, name.to_path_buf(), found, None)
+        FileGroup::new(name, name.to_path_buf(), found, None)
     }
 
-    fn of_pattern(name: &Path) -> Result<Group> {
+    fn of_pattern(name: &Path) -> Result<FileGroup> {
         let (base, parts) = glob::split(name);
         let named = split::named_by_pattern(parts.iter().filter_map(|part| part.as_os_str().to_str()));
-        Group::new(name, base, glob::expand(name)?, Some(named))
+        FileGroup::new(name, base, glob::expand(name)?, Some(named))
     }
 
-    fn of_files(files: Vec<PathBuf>) -> Group {
+    fn of_files(files: Vec<PathBuf>) -> FileGroup {
         let parents: Vec<&Path> = files.iter().filter_map(|path| path.parent()).collect();
         let common = |base: &&Path| parents.iter().all(|parent| parent.starts_with(base));
         let base = parents.first().and_then(|first| first.ancestors().find(common)).unwrap_or(Path::new(""));
         let (name, base) = ("the named files".into(), base.to_path_buf());
-        let cards = CardSplits::of(&base, &files, false);
-        Group { name, base, files, skipped: Vec::new(), named: Vec::new(), folder_of: None, cards }
+        let cards = CardSplits::read(&base, &files, false);
+        FileGroup { name, base, files, skipped: Vec::new(), named: Vec::new(), folder_of: None, cards }
     }
 
     /// `named` are the splits that a pattern names; `None` for a folder.
-    fn new(name: &Path, base: PathBuf, found: Vec<PathBuf>, named: Option<Vec<Split>>) -> Result<Group> {
+    fn new(name: &Path, base: PathBuf, found: Vec<PathBuf>, named: Option<Vec<Split>>) -> Result<FileGroup> {
         let (files, mut skipped): (Vec<PathBuf>, Vec<PathBuf>) =
             found.into_iter().partition(|path| kind(path).is_some());
         skipped.retain(|path| !unreadable::is_description(path));
@@ -223,8 +226,8 @@ impl Group {
             });
         }
         let (name, folder_of) = (name.to_path_buf(), split::of_folder(&base));
-        let cards = CardSplits::of(&base, &files, named.is_none());
-        Ok(Group { name, base, files, skipped, named: named.unwrap_or_default(), folder_of, cards })
+        let cards = CardSplits::read(&base, &files, named.is_none());
+        Ok(FileGroup { name, base, files, skipped, named: named.unwrap_or_default(), folder_of, cards })
     }
 
     /// Refuses a file beside its copy in another compression or format: its text would be read twice.
@@ -259,7 +262,7 @@ impl Group {
     fn lacks(&self, split: Split) -> DataError {
         let files = self.split_files();
         let others = files.splits().into_iter().filter(|other| *other != split);
-        let others: Vec<(Split, Vec<PathBuf>)> = others.map(|other| (other, files.of(other))).collect();
+        let others: Vec<(Split, Vec<PathBuf>)> = others.map(|other| (other, files.select(other))).collect();
         let shown =
             |(other, paths): &(Split, Vec<PathBuf>)| format!("{} ({})", other.name(), self.show(paths));
         let shown: Vec<String> = others.iter().map(shown).collect();
@@ -283,7 +286,7 @@ impl Group {
         if let [only] = files {
             return Some(only.clone());
         }
-        let folder = Group::of_files(files.to_vec()).base;
+        let folder = FileGroup::of_files(files.to_vec()).base;
         let patterns = of.keywords().iter().flat_map(|keyword| {
             [
                 format!("{keyword}*"),
@@ -296,8 +299,8 @@ impl Group {
         let mut candidates = std::iter::once(folder.clone()).chain(patterns);
         let taken = |candidate: &PathBuf| {
             let group = match candidate.is_dir() {
-                true => Group::of_folder(candidate),
-                false => Group::of_pattern(candidate),
+                true => FileGroup::of_folder(candidate),
+                false => FileGroup::of_pattern(candidate),
             };
             group.ok()?.choose(wanted).map(|choice| choice.taken)
         };
@@ -336,7 +339,7 @@ fn list_folder(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
 fn refuse_repeated(paths: &[PathBuf]) -> Result<()> {
     let (mut seen, mut folders) = (HashSet::new(), RealFolders::default());
     let mut real_path = |path: &PathBuf| match path.file_name() {
-        Some(name) if !path.is_symlink() => folders.of(path).join(name),
+        Some(name) if !path.is_symlink() => folders.resolve(path).join(name),
         _ => path.canonicalize().unwrap_or_else(|_| path.clone()),
     };
     match paths.iter().find(|path| !seen.insert(real_path(path))) {
@@ -377,7 +380,7 @@ fn first_pair(paths: &[PathBuf], key: impl Fn(&Path) -> String) -> Option<(&Path
     let (mut seen, mut folders) = (HashMap::new(), RealFolders::default());
     paths
         .iter()
-        .find_map(|path| seen.insert((folders.of(path), key(path)), path).map(|before| (before, path)))
+        .find_map(|path| seen.insert((folders.resolve(path), key(path)), path).map(|before| (before, path)))
 }
 
 /// Real paths of folders. Each is resolved once, which takes a system call for each component of the path.
@@ -386,7 +389,7 @@ struct RealFolders(HashMap<PathBuf, PathBuf>);
 
 impl RealFolders {
     /// The folder of a file; as it is written if it cannot be resolved.
-    fn of(&mut self, file: &Path) -> PathBuf {
+    fn resolve(&mut self, file: &Path) -> PathBuf {
         let folder = glob::or_current(file.parent().unwrap_or(Path::new("")));
         match self.0.get(folder) {
             Some(real) => real.clone(),

@@ -68,7 +68,7 @@ pub(super) struct Choice {
 
 /// The place that says the split of a file, the surest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum SplitHint {
     /// The name of a shard in `data/`, or of a split in a README.md, is exactly that of the split.
     Exact,
     Folder,
@@ -85,7 +85,7 @@ pub(super) struct SplitFiles<'f> {
 struct SplitFile<'f> {
     path: &'f PathBuf,
     /// The place that says that the file belongs to a split, in the order of [`Split::ALL`].
-    places: [Option<Place>; 3],
+    places: [Option<SplitHint>; 3],
     /// False for a file that is no shard in `data/`, if there are any, or that a README.md leaves out.
     is_considered: bool,
     /// True if a README.md says its splits, or that it has none.
@@ -116,11 +116,11 @@ impl<'f> SplitFiles<'f> {
             let is_in_folder = |split: Split| folders.iter().any(|folder| split.is_in(folder, ends_words));
             let is_split_folder = !has_shards && Split::ALL.into_iter().any(is_in_folder);
             Split::ALL.map(|split| match shard_of {
-                Some(name) if name == split.name() => Some(Place::Exact),
-                Some(name) => split.is_in(name, ends_words).then_some(Place::Name),
+                Some(name) if name == split.name() => Some(SplitHint::Exact),
+                Some(name) => split.is_in(name, ends_words).then_some(SplitHint::Name),
                 None if has_shards => None,
-                None if is_split_folder => is_in_folder(split).then_some(Place::Folder),
-                None => split.is_in(name, ends_words).then_some(Place::Name),
+                None if is_split_folder => is_in_folder(split).then_some(SplitHint::Folder),
+                None => split.is_in(name, ends_words).then_some(SplitHint::Name),
             })
         };
         let file = |path: &'f PathBuf| match listed(path) {
@@ -141,7 +141,7 @@ impl<'f> SplitFiles<'f> {
     }
 
     /// The files of a split.
-    pub(super) fn of(&self, split: Split) -> Vec<PathBuf> {
+    pub(super) fn select(&self, split: Split) -> Vec<PathBuf> {
         let files = self.files.iter().filter(|file| file.places[split as usize].is_some());
         files.map(|file| file.path.clone()).collect()
     }
@@ -179,12 +179,12 @@ impl<'f> SplitFiles<'f> {
         let may_be_read = |file: &SplitFile<'_>| split != Split::Train || !file.is_held_out;
         // A README.md, and the names of files without one, each have a place that is the surest.
         let surest = |has_card: bool| {
-            let of_split = |place: Place| {
+            let of_split = |place: SplitHint| {
                 let mut files =
                     self.files.iter().filter(|file| file.has_card == has_card && may_be_read(file));
                 files.any(|file| file.places[split as usize] == Some(place))
             };
-            [Place::Exact, Place::Folder, Place::Name].into_iter().find(|place| of_split(*place))
+            [SplitHint::Exact, SplitHint::Folder, SplitHint::Name].into_iter().find(|place| of_split(*place))
         };
         let surest = [surest(false), surest(true)];
         let by_place = parted(&|file| {
@@ -203,8 +203,8 @@ impl<'f> SplitFile<'f> {
         let is_considered = names.is_some();
         let names: Vec<String> = names.unwrap_or_default().iter().map(|name| name.to_lowercase()).collect();
         let places = Split::ALL.map(|split| match names.iter().any(|name| name == split.name()) {
-            true => Some(Place::Exact),
-            false => names.iter().any(|name| split.is_in(name, ends_words)).then_some(Place::Name),
+            true => Some(SplitHint::Exact),
+            false => names.iter().any(|name| split.is_in(name, ends_words)).then_some(SplitHint::Name),
         });
         let is_held_out =
             places[Split::Validation as usize].is_some() || places[Split::Test as usize].is_some();

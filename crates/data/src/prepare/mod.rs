@@ -116,7 +116,7 @@ fn prepare_locked(
     if options.shard_tokens == 0 {
         return Err(DataError::invalid("the shard size is 0 tokens", "set at least 1"));
     }
-    let made_from = unfinished::made_from(inputs, tokenizer, options)?;
+    let made_from = unfinished::describe_inputs(inputs, tokenizer, options)?;
     if let Some(dataset) = open_finished(folder, &made_from)? {
         leftovers::remove(folder);
         warn_of_skipped_rows(&dataset, inputs);
@@ -171,7 +171,7 @@ fn open_finished(folder: &Path, made_from: &str) -> Result<Option<Dataset>> {
         return Ok(None);
     }
     let dataset = Dataset::open(folder)?;
-    if dataset.made_from() == made_from {
+    if dataset.inputs() == made_from {
         return Ok(Some(dataset));
     }
     Err(other_dataset(folder))

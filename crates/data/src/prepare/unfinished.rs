@@ -56,7 +56,7 @@ impl Unfinished {
 
 /// Hash of all that determines the output of a run: tokenizer, options, and names, sizes and times of its
 /// input files.
-pub(super) fn made_from(
+pub(super) fn describe_inputs(
     inputs: &[InputFile],
     tokenizer: &Tokenizer,
     options: &PrepareOptions,

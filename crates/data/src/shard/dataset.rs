@@ -250,7 +250,7 @@ impl Dataset {
     }
 
     /// Hash of the input, tokenizer and options; see [`mod@crate::prepare`].
-    pub(crate) fn made_from(&self) -> &str {
+    pub(crate) fn inputs(&self) -> &str {
         &self.index.made_from
     }
 

@@ -136,14 +136,14 @@ impl ShardHeader {
     }
 
     /// Byte ranges of the parts of the file; `None` if the counts are impossible.
-    pub(super) fn layout(&self) -> Option<Layout> {
+    pub(super) fn layout(&self) -> Option<FileLayout> {
         let start = HEADER_BYTES as u64;
         let tokens_end = self.token_count.checked_mul(self.width.bytes() as u64)?.checked_add(start)?;
         let ends_start = tokens_end.checked_next_multiple_of(8)?;
         let ends_end = self.document_count.checked_mul(8)?.checked_add(ends_start)?;
         let chunk_count = (ends_end - start).div_ceil(CHUNK_BYTES);
         let file_bytes = ends_end.checked_add(chunk_count * 8)?;
-        Some(Layout {
+        Some(FileLayout {
             tokens: start..tokens_end,
             ends: ends_start..ends_end,
             data: start..ends_end,
@@ -154,7 +154,7 @@ impl ShardHeader {
 
 /// Byte ranges of a shard file.
 #[derive(Debug, Clone)]
-pub(super) struct Layout {
+pub(super) struct FileLayout {
     /// The tokens.
     pub(super) tokens: Range<u64>,
     /// Positions after each document's last token, counted from the shard's first token.

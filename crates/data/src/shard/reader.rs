@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::header::{CHUNK_BYTES, HEADER_BYTES, Layout, ShardHeader, TokenWidth};
+use super::header::{CHUNK_BYTES, FileLayout, HEADER_BYTES, ShardHeader, TokenWidth};
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::stream::outside_vocabulary;
@@ -31,7 +31,7 @@ pub struct Shard {
     path: PathBuf,
     file: File,
     header: ShardHeader,
-    layout: Layout,
+    layout: FileLayout,
     /// The table of checksums, one for each block of [`CHUNK_BYTES`].
     checksums: Vec<u64>,
     /// True for the blocks whose checksum was compared since the shard was opened.

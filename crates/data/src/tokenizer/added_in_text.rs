@@ -32,7 +32,7 @@ struct Recognised {
 
 impl AddedInText {
     /// Those of `tokenizer`. The error is the problem, for a message.
-    pub(super) fn of(tokenizer: &tokenizers::Tokenizer) -> Result<AddedInText, String> {
+    pub(super) fn from_tokenizer(tokenizer: &tokenizers::Tokenizer) -> Result<AddedInText, String> {
         let normalizer = tokenizer.get_normalizer();
         let named = |token: AddedToken| {
             let mut name = NormalizedString::from(token.content.as_str());
@@ -125,7 +125,7 @@ impl AddedInText {
             _ if !self.tokens.iter().any(breaks_newline(is_letter)) => NewlineCuts::BeforeLetters,
             _ => NewlineCuts::None,
         };
-        CutRule::of(spaces, newlines)
+        CutRule::new(spaces, newlines)
     }
 }
 

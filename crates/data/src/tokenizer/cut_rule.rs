@@ -41,7 +41,7 @@ pub(super) enum NewlineCuts {
 
 impl CutRule {
     /// The rule with cuts before spaces, and after newlines.
-    pub(super) fn of(spaces: bool, newlines: NewlineCuts) -> CutRule {
+    pub(super) fn new(spaces: bool, newlines: NewlineCuts) -> CutRule {
         match (spaces, newlines) {
             (true, NewlineCuts::BeforeAny) => CutRule::BetweenWords,
             (true, NewlineCuts::BeforeLetters) => CutRule::BetweenLetters,

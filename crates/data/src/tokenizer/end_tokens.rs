@@ -22,7 +22,7 @@ const TEXT_ENDS: [&str; 4] = ["</s>", "<eos>", "<|im_end|>", "<|eot_id|>"];
 pub(super) const NAMED_FILE: &str = "generation_config.json";
 
 /// Origin of a tokenizer, and the end token that the user names.
-pub(super) struct Source<'s> {
+pub(super) struct TokenizerSource<'s> {
     /// For messages.
     pub(super) location: &'s str,
     /// The folder whose side files are read.
@@ -74,7 +74,7 @@ impl ConfigTokens {
 /// The token that ends documents: the one that the user names; or else a well-known one, `named` by the
 /// tokenizer's files, or a well-known end of a text.
 pub(super) fn choose_end(
-    source: &Source<'_>,
+    source: &TokenizerSource<'_>,
     hf: &tokenizers::Tokenizer,
     added: &[(u32, AddedToken)],
     named: Option<u32>,
@@ -94,7 +94,7 @@ pub(super) fn choose_end(
 }
 
 /// The error for a tokenizer without an end token.
-fn no_end(source: &Source<'_>, special: &[&str]) -> DataError {
+fn no_end(source: &TokenizerSource<'_>, special: &[&str]) -> DataError {
     let problem = match source.side_folder {
         Some(_) => {
             "no token ends a document: no tokenizer_config.json, generation_config.json or config.json beside it \

@@ -11,7 +11,7 @@ use tokenizers::{AddedToken, Model};
 use super::added_in_text::AddedInText;
 use super::byte_budget::ByteBudget;
 use super::encoder::choose_encoder;
-use super::end_tokens::{ConfigTokens, NAMED_FILE, Source, choose_end};
+use super::end_tokens::{ConfigTokens, NAMED_FILE, TokenizerSource, choose_end};
 use super::normalized_size::NormalizedSize;
 use super::transformers::{self, SideConfigs};
 use super::{MAX_HF_BYTES, Tokenizer, begin_of_document, canonical_hash, shape, tokenizer_json};
@@ -82,7 +82,7 @@ pub(super) fn load(path: &Path, end_of_document: Option<&str>) -> Result<Tokeniz
         }
     }
     let side_folder = has_side_files.then_some(folder);
-    let source = Source { location: &file.display().to_string(), side_folder, end_of_document };
+    let source = TokenizerSource { location: &file.display().to_string(), side_folder, end_of_document };
     from_parts(&source, read_bounded(&file)?, side_files, config_tokens, model)
 }
 
@@ -105,7 +105,7 @@ fn read_bounded(path: &Path) -> Result<Vec<u8>> {
 
 /// Builds a tokenizer from the bytes of its files. `model` is the model's `config.json`.
 pub(super) fn from_parts(
-    source: &Source<'_>,
+    source: &TokenizerSource<'_>,
     json: Vec<u8>,
     mut side_files: BTreeMap<String, Vec<u8>>,
     config_tokens: ConfigTokens,
@@ -120,7 +120,7 @@ pub(super) fn from_parts(
     shape::check_expressions(&parsed).map_err(broken)?;
     shape::check_charsmaps(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
     // Building normalizes the names of added tokens.
-    NormalizedSize::of(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
+    NormalizedSize::from_normalizer(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
     let side = |name: &str| match side_files.get(name) {
         None => Ok(Map::new()),
         Some(bytes) => match serde_json::from_slice(bytes) {
@@ -184,8 +184,8 @@ pub(super) fn from_parts(
     }
     // Some classes of transformers replace the normalizer.
     let normalized_size =
-        NormalizedSize::of(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
-    let in_text = AddedInText::of(&hf).map_err(broken)?;
+        NormalizedSize::from_normalizer(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
+    let in_text = AddedInText::from_tokenizer(&hf).map_err(broken)?;
     let (encoder, cut) = choose_encoder(&parsed, &in_text);
     Ok(Tokenizer {
         location: location.to_owned(),

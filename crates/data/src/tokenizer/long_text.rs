@@ -57,7 +57,7 @@ enum Characters {
 
 impl LongText {
     /// The steps of `tokenizer`; `None` if its first step cannot split long texts.
-    pub(super) fn of(tokenizer: &tokenizers::Tokenizer) -> Option<LongText> {
+    pub(super) fn from_tokenizer(tokenizer: &tokenizers::Tokenizer) -> Option<LongText> {
         let mut steps = Vec::new();
         flatten(tokenizer.get_pre_tokenizer()?, &mut steps);
         // This step asks where in the document its text is.
@@ -350,7 +350,7 @@ mod tests {
             texts in prop::collection::vec("[ab1é. \n\u{301}]{0,40}", 8),
         ) {
             let tokenizer = tokenizer(&normalizer, &steps);
-            let Some(mut long) = LongText::of(&tokenizer) else { return Ok(()) };
+            let Some(mut long) = LongText::from_tokenizer(&tokenizer) else { return Ok(()) };
             long.group_bytes = group_bytes;
             for text in texts {
                 let expected = tokenizer.encode_fast(text.as_str(), false).unwrap().get_ids().to_vec();
@@ -363,7 +363,7 @@ mod tests {
     fn a_step_that_asks_for_the_place_of_its_text_needs_the_whole_text() {
         let steps = |scheme: &str| {
             let steps = [json!({"type": "WhitespaceSplit"}), metaspace(scheme)];
-            LongText::of(&tokenizer(&Value::Null, &steps)).is_some()
+            LongText::from_tokenizer(&tokenizer(&Value::Null, &steps)).is_some()
         };
         assert_eq!(["always", "never", "first"].map(steps), [true, true, false]);
     }

@@ -400,7 +400,8 @@ impl Tokenizer {
         let config = serde_json::to_vec_pretty(&tokenizer_json::config(Some(tokenizer_json::END_OF_TEXT)))
             .map_err(|e| DataError::Internal(e.to_string()))?;
         let side_files = BTreeMap::from([("tokenizer_config.json".to_owned(), config)]);
-        let source = end_tokens::Source { location: "generated", side_folder: None, end_of_document: None };
+        let source =
+            end_tokens::TokenizerSource { location: "generated", side_folder: None, end_of_document: None };
         load::from_parts(&source, bytes, side_files, end_tokens::ConfigTokens::default(), Map::new())
     }
 
@@ -433,7 +434,7 @@ impl Tokenizer {
     }
 
     fn long_text(&self) -> Option<&LongText> {
-        self.long_text.get_or_init(|| LongText::of(&self.hf)).as_ref()
+        self.long_text.get_or_init(|| LongText::from_tokenizer(&self.hf)).as_ref()
     }
 
     /// The tokenizer that takes special tokens as plain text.

@@ -27,7 +27,7 @@ pub(super) struct NormalizedSize {
 
 impl NormalizedSize {
     /// Steps of the `normalizer` of a `tokenizer.json`. The error is the problem, for a message.
-    pub(super) fn of(normalizer: &Value) -> Result<NormalizedSize, String> {
+    pub(super) fn from_normalizer(normalizer: &Value) -> Result<NormalizedSize, String> {
         let mut steps = Vec::new();
         flatten(normalizer, &mut steps);
         let growth = steps.iter().map(growth).fold(1, u64::saturating_mul);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     fn check(steps: &[Value], text: &str) -> Result<(), String> {
-        NormalizedSize::of(&json!({"type": "Sequence", "normalizers": steps}))
+        NormalizedSize::from_normalizer(&json!({"type": "Sequence", "normalizers": steps}))
             .and_then(|size| size.check(text))
     }
 
@@ -174,6 +174,6 @@ mod tests {
             check(&[json!({"type": "NFKC"}), replace(json!({"String": " "}), "▁")], &" ".repeat(5 << 20)),
             Ok(())
         );
-        assert!(NormalizedSize::of(&Value::Null).unwrap().check("a").is_ok());
+        assert!(NormalizedSize::from_normalizer(&Value::Null).unwrap().check("a").is_ok());
     }
 }

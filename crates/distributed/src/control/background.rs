@@ -2,9 +2,9 @@
 //! end of a run need no one else: the other threads may compute or hang.
 
 use super::StartOptions;
-use super::link::{Event, Link};
+use super::link::{Link, LinkEvent};
 use super::message::{Data, Message};
-use super::shared::{Phase, Shared};
+use super::shared::{ControlPhase, Shared};
 use crate::error::{Cause, Fault};
 use crate::limits;
 use crate::net::authenticate::Caller;
@@ -72,7 +72,7 @@ impl Background {
             let state = self.shared.lock();
             (state.closes, state.finishes, state.fault.is_some(), state.has_outbox())
         };
-        let is_root = self.world.rank == 0;
+        let is_root = self.world.rank.index == 0;
         if self.parting.is_none() {
             let all_finish = is_root && finishes && !has_failed && self.links.iter().all(|l| l.is_finished);
             if all_finish {
@@ -120,8 +120,8 @@ impl Background {
             }
             for event in self.links[at].advance() {
                 match event {
-                    Event::Message(message) => self.handle(at, message),
-                    Event::Lost(reason) => {
+                    LinkEvent::Message(message) => self.handle(at, message),
+                    LinkEvent::Lost(reason) => {
                         self.lose(at, &reason);
                         lost.push(at);
                     }
@@ -144,7 +144,7 @@ impl Background {
 
     fn handle(&mut self, at: usize, message: Message) {
         let link = &mut self.links[at];
-        let is_root = self.world.rank == 0;
+        let is_root = self.world.rank.index == 0;
         match message {
             Message::Heartbeat => {}
             Message::Hello { world_size, process, host } if is_root && !link.is_known => {
@@ -154,7 +154,7 @@ impl Background {
             }
             Message::Started { hosts } if !is_root => {
                 link.host = hosts.first().cloned().unwrap_or_default();
-                self.shared.change(|state| (state.hosts, state.phase) = (hosts, Phase::Runs));
+                self.shared.change(|state| (state.hosts, state.phase) = (hosts, ControlPhase::Runs));
             }
             Message::Data(data) => self.deliver(at, data),
             Message::Abort(fault) => self.shared.change(|state| {
@@ -196,14 +196,14 @@ impl Background {
     /// Takes in a process that knows the secret.
     fn admit(&mut self, caller: Caller, socket: TcpStream) {
         let rank = caller.rank as usize;
-        if caller.purpose == 0 && (1..self.world.world_size).contains(&rank) {
+        if caller.purpose == 0 && (1..self.world.rank.world_size).contains(&rank) {
             let mut link = Link::new(rank, socket);
             if let Some(fault) = self.shared.lock().fault.clone() {
                 link.send(Message::Abort(fault).encode());
             }
             self.links.push(link);
         } else if caller.purpose == 0 {
-            let size = self.world.world_size;
+            let size = self.world.rank.world_size;
             self.refuse(&format!("a process says that it is rank {rank}, but the world has {size} ranks"));
             self.send_fault(&mut Link::new(rank, socket));
         }
@@ -219,7 +219,7 @@ impl Background {
 
     fn check_arrival(&mut self, at: usize, world_size: usize) {
         let new = &self.links[at];
-        let own_size = self.world.world_size;
+        let own_size = self.world.rank.world_size;
         if world_size != own_size {
             let (rank, host) = (new.rank, &new.host);
             let wrong = format!("its world size is {world_size}, but rank 0 has {own_size}");
@@ -237,13 +237,13 @@ impl Background {
     }
 
     fn fail(&self, message: &str) {
-        let fault = Fault::new(self.world.rank, &self.host, message);
+        let fault = Fault::new(self.world.rank.index, &self.host, message);
         self.shared.change(|state| state.fail(fault));
     }
 
     /// Ends the run because of something that the user can correct.
     fn refuse(&self, message: &str) {
-        let fault = Fault::new(self.world.rank, &self.host, message).caused_by(Cause::User);
+        let fault = Fault::new(self.world.rank.index, &self.host, message).caused_by(Cause::User);
         self.shared.change(|state| state.fail(fault));
     }
 
@@ -251,7 +251,7 @@ impl Background {
         if self.gate.is_none() || !self.missing().is_empty() {
             return;
         }
-        let mut hosts = vec![self.host.clone(); self.world.world_size];
+        let mut hosts = vec![self.host.clone(); self.world.rank.world_size];
         for link in &self.links {
             hosts[link.rank].clone_from(&link.host);
         }
@@ -260,7 +260,7 @@ impl Background {
         self.shared.change(|state| {
             if state.fault.is_none() {
                 state.send(Message::Started { hosts: hosts.clone() }.encode());
-                (state.hosts, state.phase) = (hosts, Phase::Runs);
+                (state.hosts, state.phase) = (hosts, ControlPhase::Runs);
             }
         });
     }
@@ -268,7 +268,7 @@ impl Background {
     /// Ranks that have not introduced themselves.
     fn missing(&self) -> Vec<usize> {
         let is_here = |rank: &usize| self.links.iter().any(|link| link.is_known && link.rank == *rank);
-        (1..self.world.world_size).filter(|rank| !is_here(rank)).collect()
+        (1..self.world.rank.world_size).filter(|rank| !is_here(rank)).collect()
     }
 
     fn keep_time(&mut self) {
@@ -308,10 +308,11 @@ impl Background {
                 0 => String::new(),
                 count => format!("; {count} connections did not show that they know the secret of the run"),
             };
-            let World { address, port, world_size, .. } = &self.world;
+            let World { address, port, rank, .. } = &self.world;
             (self.options.report)(&format!(
-                "waiting at {address}:{port} for rank {} of {world_size} ({:.0} of {:.0} s){refused}",
+                "waiting at {address}:{port} for rank {} of {} ({:.0} of {:.0} s){refused}",
                 ranges(&self.missing()),
+                rank.world_size,
                 waited.as_secs_f32(),
                 deadline.as_secs_f32()
             ));
@@ -328,7 +329,7 @@ impl Drop for Background {
         if std::thread::panicking() {
             self.fail("the thread of the control connection panicked");
         }
-        self.shared.change(|state| state.phase = Phase::Ended);
+        self.shared.change(|state| state.phase = ControlPhase::Ended);
     }
 }
 
@@ -356,7 +357,7 @@ mod tests {
         let mut background = Background {
             shared: Arc::new(Shared::new(2, wakes)),
             wake,
-            world: World { world_size: 2, ..World::single() },
+            world: World { rank: xtrain_rank::Rank::first_of(2), ..World::single() },
             host: "node-a".into(),
             options: StartOptions { heartbeat: Duration::from_millis(10), ..StartOptions::default() },
             links: vec![Link::new(1, socket)],

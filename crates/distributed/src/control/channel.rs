@@ -2,19 +2,19 @@
 //! other.
 
 use super::message::{Call, Data, check_size, encode_data};
-use super::shared::{Phase, Shared};
+use super::shared::{ControlPhase, Shared};
 use crate::channel::Channel;
 use crate::error::CommError;
 use crate::world::World;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use xtrain_rank::Rank;
 
 /// A sequence of calls over a control connection. Calls end with the run, also after the connection was
 /// dropped.
 pub struct ControlChannel {
     number: u32,
-    rank: usize,
-    world_size: usize,
+    rank: Rank,
     /// Absent in a world of one rank.
     shared: Option<Arc<Shared>>,
     /// The number of the next call. It is locked for the whole call.
@@ -23,8 +23,7 @@ pub struct ControlChannel {
 
 impl ControlChannel {
     pub(super) fn new(number: u32, world: &World, shared: Option<Arc<Shared>>) -> Self {
-        let (rank, world_size) = (world.rank, world.world_size);
-        ControlChannel { number, rank, world_size, shared, calls: Mutex::new(0) }
+        ControlChannel { number, rank: world.rank, shared, calls: Mutex::new(0) }
     }
 
     /// The number of a call that this rank begins.
@@ -46,7 +45,9 @@ impl ControlChannel {
     fn receive(&self, shared: &Shared, rank: usize, call: Call, number: u64) -> Result<Vec<u8>, CommError> {
         let is_of_this = |data: &Data| data.channel == self.number;
         let mut state = shared.wait(None, |state| {
-            state.fault.is_some() || state.inbox[rank].iter().any(is_of_this) || state.phase == Phase::Ended
+            state.fault.is_some()
+                || state.inbox[rank].iter().any(is_of_this)
+                || state.phase == ControlPhase::Ended
         });
         // What came before the end of the run counts.
         let at = state.inbox[rank].iter().position(is_of_this);
@@ -66,15 +67,15 @@ impl ControlChannel {
 
 impl Channel for ControlChannel {
     fn rank(&self) -> usize {
-        self.rank
+        self.rank.index
     }
 
     fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, CommError> {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(shared) = &self.shared else { return Ok(bytes.to_vec()) };
-        let sent = if self.rank == 0 { bytes.len() } else { 0 };
+        let sent = if self.rank.index == 0 { bytes.len() } else { 0 };
         let number = self.begin(shared, Call::Broadcast, sent, &mut calls)?;
-        if self.rank > 0 {
+        if self.rank.index > 0 {
             return self.receive(shared, 0, Call::Broadcast, number);
         }
         self.send(shared, Call::Broadcast, number, bytes);
@@ -85,11 +86,11 @@ impl Channel for ControlChannel {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(shared) = &self.shared else { return Ok(vec![bytes.to_vec()]) };
         let number = self.begin(shared, Call::Gather, bytes.len(), &mut calls)?;
-        if self.rank > 0 {
+        if self.rank.index > 0 {
             self.send(shared, Call::Gather, number, bytes);
             return Ok(Vec::new());
         }
-        let others = (1..self.world_size).map(|rank| self.receive(shared, rank, Call::Gather, number));
+        let others = (1..self.rank.world_size).map(|rank| self.receive(shared, rank, Call::Gather, number));
         std::iter::once(Ok(bytes.to_vec())).chain(others).collect()
     }
 }
@@ -98,7 +99,7 @@ impl fmt::Debug for ControlChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ControlChannel")
             .field("number", &self.number)
-            .field("rank", &self.rank)
+            .field("rank", &self.rank.index)
             .finish_non_exhaustive()
     }
 }

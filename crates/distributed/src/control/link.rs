@@ -23,7 +23,7 @@ pub(super) struct Link {
 }
 
 /// An event of a connection.
-pub(super) enum Event {
+pub(super) enum LinkEvent {
     Message(Message),
     /// The connection is of no use any more, with the reason.
     Lost(String),
@@ -60,7 +60,7 @@ impl Link {
     }
 
     /// Receives and sends what the socket has and takes.
-    pub(super) fn advance(&mut self) -> Vec<Event> {
+    pub(super) fn advance(&mut self) -> Vec<LinkEvent> {
         let mut events = Vec::new();
         // The reason for a closed connection may be among the last messages, so an error comes after them.
         let before = self.incoming.received;
@@ -76,19 +76,21 @@ impl Link {
             match self.incoming.next() {
                 Ok(None) => break,
                 Ok(Some(bytes)) => events.push(match Message::decode(&bytes) {
-                    Some(message) => Event::Message(message),
-                    None => Event::Lost("it sent a malformed message".into()),
+                    Some(message) => LinkEvent::Message(message),
+                    None => LinkEvent::Lost("it sent a malformed message".into()),
                 }),
                 Err(e) => {
-                    events.push(Event::Lost(format!("it sent {e}")));
+                    events.push(LinkEvent::Lost(format!("it sent {e}")));
                     break;
                 }
             }
         }
         match received {
             Ok(false) => {}
-            Ok(true) => events.push(Event::Lost("the process has gone: its connection was closed".into())),
-            Err(e) => events.push(Event::Lost(format!("the process has gone: {}", reason(&e)))),
+            Ok(true) => {
+                events.push(LinkEvent::Lost("the process has gone: its connection was closed".into()))
+            }
+            Err(e) => events.push(LinkEvent::Lost(format!("the process has gone: {}", reason(&e)))),
         }
         events
     }

@@ -27,7 +27,7 @@ use crate::net::secret::{Key, Secret};
 use crate::world::World;
 pub use channel::ControlChannel;
 use message::Message;
-use shared::{Phase, Shared};
+use shared::{ControlPhase, Shared};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -97,9 +97,9 @@ impl Control {
     /// The port of rank 0 is in use; a rank does not come before the deadline; two processes are the same
     /// rank; ranks have different world sizes; so many ranks need more open files than a process may have.
     pub fn start(world: &World, secret: &Secret, options: StartOptions) -> Result<Self, CommError> {
-        let is_alone = world.world_size == 1;
+        let is_alone = world.rank.world_size == 1;
         if !is_alone {
-            limits::check_open_files(world.world_size)?;
+            limits::check_open_files(world.rank.world_size)?;
         }
         let started = if is_alone { Ok(None) } else { start::start(world, secret, options).map(Some) };
         let connection = started?.map(|started| Connection {
@@ -173,7 +173,7 @@ impl Control {
     /// A value differs; the run has ended.
     pub fn handshake(&self, values: &[(String, String)]) -> Result<(), CommError> {
         let ranks = self.gather(&handshake::encode(values))?;
-        if self.world.rank == 0 {
+        if self.world.rank.index == 0 {
             let hosts = self.hosts();
             if let (Some((rank, line)), Some(connection)) =
                 (handshake::first_difference(&ranks, &hosts), &self.connection)
@@ -196,7 +196,10 @@ impl Control {
     /// with another one learns the reason this way.
     pub fn wait_for_fault(&self, limit: Duration) -> Option<Fault> {
         let shared = &self.connection.as_ref()?.shared;
-        shared.wait(Some(limit), |state| state.fault.is_some() || state.phase == Phase::Ended).fault.clone()
+        shared
+            .wait(Some(limit), |state| state.fault.is_some() || state.phase == ControlPhase::Ended)
+            .fault
+            .clone()
     }
 
     /// Calls `end` on a thread of its own as soon as the run ends because of a fault, even while this rank
@@ -208,7 +211,8 @@ impl Control {
         let Some(connection) = &self.connection else { return Ok(()) };
         let shared = connection.shared.clone();
         let watch = move || {
-            let is_over = |state: &shared::State| state.fault.is_some() || state.phase == Phase::Ended;
+            let is_over =
+                |state: &shared::ControlState| state.fault.is_some() || state.phase == ControlPhase::Ended;
             let fault = shared.wait(None, is_over).fault.clone();
             if let Some(fault) = fault {
                 end(fault);
@@ -221,10 +225,10 @@ impl Control {
     /// Ends the run on all ranks. Returns the first cause, which is an earlier one if another rank has failed
     /// before. Takes a second at most.
     pub fn abort(&self, cause: Cause, message: &str) -> Fault {
-        let own = Fault::new(self.world.rank, &self.host, message).caused_by(cause);
+        let own = Fault::new(self.world.rank.index, &self.host, message).caused_by(cause);
         let Some(connection) = &self.connection else { return own };
         let shared = &connection.shared;
-        if self.world.rank == 0 {
+        if self.world.rank.index == 0 {
             shared.change(|state| state.fail(own.clone()));
             shared.flush();
         } else {
@@ -234,7 +238,10 @@ impl Control {
                     state.send(Message::Abort(own.clone()).encode());
                 }
             });
-            drop(shared.wait(Some(VERDICT), |state| state.fault.is_some() || state.phase == Phase::Ended));
+            drop(
+                shared
+                    .wait(Some(VERDICT), |state| state.fault.is_some() || state.phase == ControlPhase::Ended),
+            );
         }
         shared.change(|state| state.fault.get_or_insert(own).clone())
     }
@@ -246,14 +253,15 @@ impl Control {
     /// The run has ended because of a fault.
     pub fn finish(&self) -> Result<(), CommError> {
         let Some(connection) = &self.connection else { return Ok(()) };
-        let rank = self.world.rank;
+        let rank = self.world.rank.index;
         connection.shared.change(|state| {
             state.finishes = true;
             if rank > 0 {
                 state.send(Message::Finish.encode());
             }
         });
-        let is_over = |state: &shared::State| state.fault.is_some() || state.phase == Phase::Ended;
+        let is_over =
+            |state: &shared::ControlState| state.fault.is_some() || state.phase == ControlPhase::Ended;
         let fault = connection.shared.wait(None, is_over).fault.clone();
         fault.map_or(Ok(()), |fault| Err(CommError::Aborted(fault)))
     }
@@ -285,7 +293,7 @@ impl Drop for Control {
     fn drop(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         let message = if thread::panicking() { "it panicked" } else { "it left the run before its end" };
-        let fault = Fault::new(self.world.rank, &self.host, message);
+        let fault = Fault::new(self.world.rank.index, &self.host, message);
         connection.shared.change(|state| {
             state.fail(fault);
             state.closes = true;

@@ -10,15 +10,15 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub(super) struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ControlState>,
     changed: Condvar,
     /// Wakes the background thread.
     wake: UnixStream,
 }
 
 #[derive(Default)]
-pub(super) struct State {
-    pub(super) phase: Phase,
+pub(super) struct ControlState {
+    pub(super) phase: ControlPhase,
     /// The first cause of the end of the run.
     pub(super) fault: Option<Fault>,
     /// The fault of this rank that rank 0 has to confirm.
@@ -38,7 +38,7 @@ pub(super) struct State {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum ControlPhase {
     #[default]
     Starts,
     Runs,
@@ -49,11 +49,11 @@ pub(super) enum Phase {
 impl Shared {
     pub(super) fn new(world_size: usize, wake: UnixStream) -> Self {
         let inbox = vec![VecDeque::new(); world_size];
-        let state = Mutex::new(State { inbox, is_sent: true, ..State::default() });
+        let state = Mutex::new(ControlState { inbox, is_sent: true, ..ControlState::default() });
         Shared { state, changed: Condvar::new(), wake }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ControlState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -61,8 +61,8 @@ impl Shared {
     pub(super) fn wait(
         &self,
         limit: Option<Duration>,
-        is_done: impl Fn(&State) -> bool,
-    ) -> MutexGuard<'_, State> {
+        is_done: impl Fn(&ControlState) -> bool,
+    ) -> MutexGuard<'_, ControlState> {
         let since = Instant::now();
         let mut state = self.lock();
         while !is_done(&state) {
@@ -78,7 +78,7 @@ impl Shared {
     }
 
     /// Changes the state, and wakes all that wait for it and the background thread.
-    pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut ControlState) -> T) -> T {
         let result = change(&mut self.lock());
         self.changed.notify_all();
         // A full pipe wakes it too.
@@ -101,11 +101,15 @@ impl Shared {
 
     /// Waits, for a second at most, until all messages are sent: the process may end after that.
     pub(super) fn flush(&self) {
-        drop(self.wait(Some(Duration::from_secs(1)), |state| state.phase == Phase::Ended || state.is_sent));
+        drop(
+            self.wait(Some(Duration::from_secs(1)), |state| {
+                state.phase == ControlPhase::Ended || state.is_sent
+            }),
+        );
     }
 }
 
-impl State {
+impl ControlState {
     pub(super) fn send(&mut self, message: Packet) {
         self.outbox.push(message);
         self.is_sent = false;
@@ -121,7 +125,7 @@ impl State {
 
     /// Ends the run because of `fault`, if it has not ended yet.
     pub(super) fn fail(&mut self, fault: Fault) {
-        if self.fault.is_none() && self.phase != Phase::Ended {
+        if self.fault.is_none() && self.phase != ControlPhase::Ended {
             self.send(Message::Abort(fault.clone()).encode());
             self.fault = Some(fault);
         }

@@ -4,7 +4,7 @@ use super::StartOptions;
 use super::background::Background;
 use super::link::Link;
 use super::message::Message;
-use super::shared::{Phase, Shared};
+use super::shared::{ControlPhase, Shared};
 use crate::error::{Cause, CommError, Fault};
 use crate::limits;
 use crate::net::address::{self, host_name};
@@ -34,7 +34,7 @@ pub(super) struct Started {
 
 /// Starts, and returns when all ranks are there.
 pub(super) fn start(world: &World, secret: &Secret, options: StartOptions) -> Result<Started, CommError> {
-    if world.rank > 0 {
+    if world.rank.index > 0 {
         return start_at(world, secret, options, vec![]);
     }
     // The port comes first: it is in use if another process is rank 0, whose secret must stay.
@@ -52,7 +52,7 @@ fn start_at(
     listeners: Vec<TcpListener>,
 ) -> Result<Started, CommError> {
     let since = Instant::now();
-    let (mut links, gate, key, own_address) = if world.rank == 0 {
+    let (mut links, gate, key, own_address) = if world.rank.index == 0 {
         let key = secret.create()?;
         let addresses = listeners.iter().filter_map(|l| l.local_addr().ok()).map(|at| at.ip());
         let own = addresses.min_by_key(IpAddr::is_loopback).unwrap_or(Ipv4Addr::LOCALHOST.into());
@@ -62,7 +62,7 @@ fn start_at(
         let (socket, key) = connect(world, secret, &options)?;
         let own = address::reachable(socket.local_addr().map_err(system)?.ip(), world);
         let mut link = Link::new(0, socket);
-        let (world_size, process) = (world.world_size as u32, std::process::id());
+        let (world_size, process) = (world.rank.world_size as u32, std::process::id());
         link.send(Message::Hello { world_size, process, host: host_name() }.encode());
         (vec![link], None, key, own)
     };
@@ -70,13 +70,13 @@ fn start_at(
     for end in [&wakes, &wake] {
         end.set_nonblocking(true).map_err(system)?;
     }
-    let shared = Arc::new(Shared::new(world.world_size, wakes));
+    let shared = Arc::new(Shared::new(world.rank.world_size, wakes));
     let (give, take) = mpsc::channel::<Background>();
     let run = move || take.iter().for_each(Background::run);
     let thread = thread::Builder::new().name("control".into()).spawn(run).map_err(|e| {
         let error = no_thread(e);
         for link in &mut links {
-            let fault = Fault::new(world.rank, &host_name(), &error.to_string()).caused_by(Cause::User);
+            let fault = Fault::new(world.rank.index, &host_name(), &error.to_string()).caused_by(Cause::User);
             link.send(Message::Abort(fault).encode());
             link.advance();
         }
@@ -100,9 +100,9 @@ fn start_at(
         return Err(CommError::System("the thread of the control connection has ended".to_owned()));
     }
     drop(give);
-    let state = shared.wait(None, |state| state.fault.is_some() || state.phase != Phase::Starts);
+    let state = shared.wait(None, |state| state.fault.is_some() || state.phase != ControlPhase::Starts);
     // A fault after the start is for the calls that follow.
-    let fault = state.fault.clone().filter(|_| state.phase == Phase::Starts);
+    let fault = state.fault.clone().filter(|_| state.phase == ControlPhase::Starts);
     drop(state);
     match fault {
         None => Ok(Started { shared, thread, key, own_address }),
@@ -119,6 +119,7 @@ fn start_at(
 fn connect(world: &World, secret: &Secret, options: &StartOptions) -> Result<(TcpStream, Key), CommError> {
     let (since, mut pause, mut reports) = (Instant::now(), PAUSES.0, 0);
     let World { address, port, rank, .. } = world;
+    let rank = rank.index;
     loop {
         let error = match try_to_connect(world, secret, options) {
             Ok(connected) => return Ok(connected),
@@ -155,7 +156,7 @@ fn try_to_connect(
     let addresses = address::resolve(&world.address, world.port)?;
     // The file of the secret can be that of an earlier run until rank 0 replaces it.
     let key = secret.key()?;
-    let caller = Caller { purpose: 0, rank: world.rank as u32 };
+    let caller = Caller { purpose: 0, rank: world.rank.index as u32 };
     let refused = |e: io::Error| match limits::is_out_of_files(&e) {
         true => system(e),
         false => CommError::Start(e.to_string()),

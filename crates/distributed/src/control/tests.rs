@@ -38,7 +38,8 @@ fn impostor_with(world: &World, rank: u32, message: Option<&[u8]>) -> TcpStream 
             Err(_) => thread::sleep(Duration::from_millis(5)),
         }
     };
-    let hello = Message::Hello { world_size: world.world_size as u32, process: 1, host: "elsewhere".into() };
+    let hello =
+        Message::Hello { world_size: world.rank.world_size as u32, process: 1, host: "elsewhere".into() };
     let mut outgoing = Outgoing::default();
     outgoing.push(hello.encode());
     message.into_iter().for_each(|bytes| outgoing.push(Packet::new(bytes.to_vec())));
@@ -51,7 +52,7 @@ fn impostor_with(world: &World, rank: u32, message: Option<&[u8]>) -> TcpStream 
 fn calls_carry_bytes_between_one_to_five_ranks() {
     for n in 1..=5 {
         let results = on_ranks(n, |control| {
-            let rank = control.world().rank;
+            let rank = control.world().rank.index;
             let own = vec![rank as u8; rank * 3];
             let gathered = control.gather(&own).expect("a gather");
             control.barrier().expect("a barrier");
@@ -72,7 +73,7 @@ fn calls_carry_bytes_between_one_to_five_ranks() {
 #[test]
 fn calls_on_two_channels_do_not_wait_for_each_other() {
     let results = on_ranks(3, |control| {
-        let (rank, channel) = (control.world().rank, control.channel());
+        let (rank, channel) = (control.world().rank.index, control.channel());
         let aside = || channel.gather(&[rank as u8]).expect("a gather");
         // Rank 1 makes its calls in another order than the others.
         let early = (rank == 1).then(aside);
@@ -108,7 +109,7 @@ fn ranks_wait_for_rank_0_and_report_that_they_wait() {
         let to = to.lock().expect("no panic").clone();
         let report = Arc::new(move |line: &str| to.send(line.to_owned()).expect("a reader"));
         let report_every = Duration::from_millis(100);
-        if world.rank == 0 {
+        if world.rank.index == 0 {
             thread::sleep(Duration::from_millis(500));
         }
         let options = StartOptions { report, report_every, ..options() };
@@ -124,7 +125,7 @@ fn ranks_wait_for_rank_0_and_report_that_they_wait() {
 fn a_rank_that_never_comes_is_named_on_all_ranks() {
     let worlds = worlds(4);
     let results = on_threads(&worlds[..3], |world| {
-        if world.rank == 0 { start_soon(world).map(drop) } else { start(world).map(drop) }
+        if world.rank.index == 0 { start_soon(world).map(drop) } else { start(world).map(drop) }
     });
     for result in results {
         let line = fault(result);
@@ -168,7 +169,7 @@ fn a_port_in_use_is_one_line_at_once() {
 fn a_rank_with_another_secret_does_not_come_in() {
     let other = Secret::value("another secret of 16 bytes or more").expect("a long secret");
     let results = on_threads(&worlds(2), |world| {
-        let secret = if world.rank == 0 { secret() } else { other.clone() };
+        let secret = if world.rank.index == 0 { secret() } else { other.clone() };
         Control::start(world, &secret, StartOptions { deadline: SOON, ..options() }).map(drop)
     });
     assert!(fault(results[0].clone()).contains("rank 1 did not come"));
@@ -182,7 +183,7 @@ fn a_file_of_an_earlier_run_is_read_again_until_it_is_right() {
     let secret = secret_file(&path);
     secret.create().expect("the secret of an earlier run");
     let results = on_threads(&worlds(3), |world| {
-        if world.rank == 0 {
+        if world.rank.index == 0 {
             thread::sleep(Duration::from_millis(300));
         }
         Control::start(world, &secret, options()).and_then(|control| control.finish())
@@ -197,7 +198,7 @@ fn a_second_rank_0_leaves_the_secret_of_the_first() {
     let secret = secret_file(&folder.path().join("run.secret"));
     let worlds = worlds(2);
     let results = on_threads(&worlds, |world| {
-        if world.rank == 1 {
+        if world.rank.index == 1 {
             until(|| secret.key().is_ok());
             let second = Control::start(&worlds[0], &secret, options()).map(drop);
             assert!(matches!(&second, Err(CommError::Start(line)) if line.contains("in use")), "{second:?}");
@@ -210,7 +211,7 @@ fn a_second_rank_0_leaves_the_secret_of_the_first() {
 #[test]
 fn two_processes_of_one_rank_end_the_start() {
     let mut worlds = worlds(3);
-    worlds[2].rank = 1;
+    worlds[2].rank.index = 1;
     let lines = on_threads(&worlds, |world| fault(start(world)));
     assert!(
         lines.iter().all(|line| line.contains("two processes are rank 1") && *line == lines[0]),
@@ -221,7 +222,7 @@ fn two_processes_of_one_rank_end_the_start() {
 #[test]
 fn a_rank_with_another_world_size_is_named() {
     let mut worlds = worlds(3);
-    worlds[2].world_size = 4;
+    worlds[2].rank.world_size = 4;
     let lines = on_threads(&worlds, |world| fault(start(world)));
     let is_right =
         |line: &String| line.starts_with("rank 2 (") && line.contains("size is 4, but rank 0 has 3");
@@ -231,7 +232,7 @@ fn a_rank_with_another_world_size_is_named() {
 #[test]
 fn a_rank_beyond_the_world_ends_the_start() {
     let mut worlds = worlds(2);
-    worlds[1].rank = 7;
+    worlds[1].rank.index = 7;
     let lines = on_threads(&worlds, |world| fault(start(world)));
     assert!(lines.iter().all(|line| line.contains("says that it is rank 7")), "{lines:?}");
 }
@@ -239,7 +240,7 @@ fn a_rank_beyond_the_world_ends_the_start() {
 #[test]
 fn a_difference_ends_all_ranks_with_the_same_line() {
     let lines = on_ranks(4, |control| {
-        let config = if control.world().rank == 2 { "0xdef" } else { "0xabc" };
+        let config = if control.world().rank.index == 2 { "0xdef" } else { "0xabc" };
         let values = [("version", "1"), ("config", config)].map(|(k, v)| (k.to_owned(), v.to_owned()));
         fault(control.handshake(&values))
     });
@@ -261,7 +262,7 @@ fn equal_ranks_shake_hands() {
 fn the_first_cause_reaches_all_ranks() {
     for culprit in [0, 2] {
         let lines = on_ranks(4, |control| {
-            if control.world().rank == culprit {
+            if control.world().rank.index == culprit {
                 return control.abort(Cause::Failure, "disk full\nat /data").to_string();
             }
             let fault = control.wait_for_fault(LONG).expect("a fault");
@@ -280,7 +281,7 @@ fn a_rank_that_leaves_ends_the_calls_of_the_others_within_a_second() {
         let left = Mutex::new(None);
         let times = on_threads(&worlds(3), |world| {
             let control = start(world);
-            if world.rank == culprit {
+            if world.rank.index == culprit {
                 left.lock().expect("no panic").replace(Instant::now());
                 return Duration::ZERO;
             }
@@ -300,7 +301,7 @@ fn a_rank_that_leaves_ends_the_calls_of_the_others_within_a_second() {
 fn a_panic_is_the_cause_that_the_others_learn() {
     let result = std::panic::catch_unwind(|| {
         on_ranks(2, |control| {
-            if control.world().rank == 1 {
+            if control.world().rank.index == 1 {
                 panic!("of this test");
             }
             assert!(fault(control.barrier()).ends_with("it panicked"));
@@ -313,7 +314,7 @@ fn a_panic_is_the_cause_that_the_others_learn() {
 fn a_fault_reaches_a_rank_that_computes() {
     let seen = on_ranks(2, |control| {
         let (to, from) = mpsc::channel();
-        if control.world().rank == 1 {
+        if control.world().rank.index == 1 {
             control.abort(Cause::Failure, "out of memory");
             return true;
         }
@@ -327,7 +328,7 @@ fn a_fault_reaches_a_rank_that_computes() {
 #[test]
 fn all_ranks_know_that_the_user_can_correct_a_fault() {
     let seen = on_ranks(3, |control| {
-        let fault = match control.world().rank {
+        let fault = match control.world().rank.index {
             2 => control.abort(Cause::User, "disk full"),
             _ => control.wait_for_fault(LONG).expect("a fault"),
         };
@@ -341,7 +342,7 @@ fn an_orderly_end_is_no_fault_however_late_the_last_rank() {
     let results = on_ranks(4, |control| {
         let (to, from) = mpsc::channel::<Fault>();
         control.watch(move |fault| to.send(fault).expect("a reader")).expect("a thread");
-        thread::sleep(Duration::from_millis(150 * control.world().rank as u64));
+        thread::sleep(Duration::from_millis(150 * control.world().rank.index as u64));
         control.finish()?;
         // The watch ends without a call: its end of the channel closes.
         assert!(from.recv_timeout(LONG) == Err(mpsc::RecvTimeoutError::Disconnected));
@@ -384,7 +385,7 @@ fn a_rank_that_sends_garbage_is_lost() {
 
 #[test]
 fn different_calls_are_a_mismatch() {
-    let results = on_ranks(2, |control| match control.world().rank {
+    let results = on_ranks(2, |control| match control.world().rank.index {
         0 => {
             control.broadcast(b"x").expect("it is sent");
             let result = control.gather(&[]).map(drop);

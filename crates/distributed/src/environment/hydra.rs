@@ -27,7 +27,7 @@ pub(super) fn world(variables: &Variables) -> Result<Option<World>, WorldError> 
         return Ok(None);
     }
     let world = mpi_place(NAME, variables, NEEDED)?;
-    if world.world_size == 1 {
+    if world.rank.world_size == 1 {
         return Ok(Some(world));
     }
     let address = mpi_address(NAME, variables, world.spans_nodes(), "mpiexec -genv MASTER_ADDR ...")?;

@@ -20,13 +20,14 @@ pub use variables::Variables;
 use crate::world::{World, WorldError};
 use std::fmt;
 use std::ops::Range;
+use xtrain_rank::Rank;
 
 const LOOPBACK: &str = "127.0.0.1";
 
 /// Ports that are derived from the number of a job. Linux gives ports from 32768 on to outgoing connections.
 const HIGH_PORTS: Range<u16> = 20_000..30_000;
 
-/// Variable with the process number of the [`Launch`](crate::Launch) that started a rank.
+/// Variable with the process number of the [`RankLauncher`](crate::RankLauncher) that started a rank.
 pub(crate) const LAUNCHER_VARIABLE: &str = "XTRAIN_LAUNCHER";
 
 /// Variable with the soft limit on open files that the process had which started this one and raised it.
@@ -89,7 +90,7 @@ impl Environment {
         };
         let Some(environment) = environment else { return Ok(None) };
         let world = environment.world.checked()?;
-        Ok((world.world_size > 1).then_some(Environment { world, ..environment }))
+        Ok((world.rank.world_size > 1).then_some(Environment { world, ..environment }))
     }
 
     fn of_other_launchers(variables: &Variables) -> Result<Option<Self>, WorldError> {
@@ -121,7 +122,8 @@ impl Environment {
     /// # Errors
     /// There are fewer GPUs than the local rank needs.
     pub fn gpu(&self, visible: usize) -> Result<usize, WorldError> {
-        let World { rank, local_rank, local_world_size, .. } = self.world;
+        let World { rank: Rank { index: rank, .. }, local_rank, .. } = self.world;
+        let Rank { index: local_rank, world_size: local_world_size } = local_rank;
         if self.launcher == Launcher::Slurm && visible == 1 {
             return Ok(0);
         }
@@ -153,13 +155,11 @@ fn chosen_port(variables: &Variables) -> Result<Option<u16>, WorldError> {
 /// A variable is not set or not a number.
 fn place(variables: &Variables, names: [&str; 4]) -> Result<World, WorldError> {
     let [rank, world_size, local_rank, local_world_size] = names;
-    Ok(World {
-        rank: variables.needed(rank)?,
-        world_size: variables.needed(world_size)?,
-        local_rank: variables.needed(local_rank)?,
-        local_world_size: variables.needed(local_world_size)?,
-        ..World::single()
-    })
+    let rank_of = |index: &str, world_size: &str| {
+        Ok(Rank { index: variables.needed(index)?, world_size: variables.needed(world_size)? })
+    };
+    let (rank, local_rank) = (rank_of(rank, world_size)?, rank_of(local_rank, local_world_size)?);
+    Ok(World { rank, local_rank, ..World::single() })
 }
 
 /// As [`place`], for an MPI launcher. In a world of one, its size is enough.

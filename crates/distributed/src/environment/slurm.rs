@@ -5,6 +5,7 @@
 
 use super::{HIGH_PORTS, LOOPBACK, chosen_port, host_list, variables::Variables};
 use crate::world::{World, WorldError};
+use xtrain_rank::Rank;
 
 pub(super) const NAME: &str = "Slurm";
 
@@ -19,10 +20,11 @@ pub(super) fn world(variables: &Variables) -> Result<Option<World>, WorldError> 
     let Some(world_size) = tasks.filter(|tasks: &usize| *tasks > 1) else { return Ok(None) };
     variables.need_all(NAME, &["SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_ID"])?;
     let world = World {
-        rank: variables.needed("SLURM_PROCID")?,
-        world_size,
-        local_rank: variables.needed("SLURM_LOCALID")?,
-        local_world_size: tasks_here(variables, world_size)?,
+        rank: Rank { index: variables.needed("SLURM_PROCID")?, world_size },
+        local_rank: Rank {
+            index: variables.needed("SLURM_LOCALID")?,
+            world_size: tasks_here(variables, world_size)?,
+        },
         address: LOOPBACK.to_owned(),
         port: port(variables)?,
     };

@@ -1,6 +1,7 @@
 //! The environments of real launchers, recorded in `tests/environments`, and variations of them.
 
 use super::*;
+use xtrain_rank::Rank;
 
 fn recorded(file: &str) -> Variables {
     let path = format!("{}/tests/environments/{file}.txt", env!("CARGO_MANIFEST_DIR"));
@@ -29,7 +30,9 @@ fn refused(variables: &Variables) -> String {
 
 fn world(numbers: [usize; 4], address: &str, port: u16) -> World {
     let [rank, world_size, local_rank, local_world_size] = numbers;
-    World { rank, world_size, local_rank, local_world_size, address: address.into(), port }
+    let rank = Rank { index: rank, world_size };
+    let local_rank = Rank { index: local_rank, world_size: local_world_size };
+    World { rank, local_rank, address: address.into(), port }
 }
 
 #[test]
@@ -137,7 +140,7 @@ fn ranks_of_mpich_and_intel_mpi_meet_as_those_of_open_mpi() {
     let in_slurm: Variables = slurm.with_prefix("").chain(recorded(two_nodes).with_prefix("")).collect();
     let environment = detected(&in_slurm);
     assert_eq!(environment.launcher, Launcher::Hydra);
-    assert_eq!((environment.world.rank, &*environment.world.address), (2, "n001"));
+    assert_eq!((environment.world.rank.index, &*environment.world.address), (2, "n001"));
     assert!(HIGH_PORTS.contains(&environment.world.port));
     for (name, others) in [("PMI_SIZE", "PMI_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALRANKID")] {
         let error = refused(&changed("mpiexec-mpich", &[(name, "")]));
@@ -324,8 +327,8 @@ fn shells_and_scripts_in_an_allocation_are_no_ranks() {
 fn mpirun_numbers_ranks_and_slurm_its_daemons() {
     let environment = detected(&recorded("mpirun-in-slurm"));
     assert_eq!(environment.launcher, Launcher::OpenMpi);
-    let World { rank, world_size, local_rank, local_world_size, address, .. } = environment.world;
-    assert_eq!([rank, world_size, local_rank, local_world_size], [3, 4, 1, 2]);
+    let World { rank, local_rank, address, .. } = environment.world;
+    assert_eq!([rank, local_rank], [Rank { index: 3, world_size: 4 }, Rank { index: 1, world_size: 2 }]);
     assert_eq!(address, "n001");
     let outside = changed("mpirun-in-slurm", &[("SLURM_JOB_NODELIST", "")]);
     assert!(refused(&outside).contains("mpirun -x MASTER_ADDR="));
@@ -334,7 +337,7 @@ fn mpirun_numbers_ranks_and_slurm_its_daemons() {
 #[test]
 fn ports_of_mpirun_depend_on_the_run_alone() {
     let environment = detected(&recorded("mpirun"));
-    assert_eq!(environment.world.rank, 1);
+    assert_eq!(environment.world.rank.index, 1);
     let port = environment.world.port;
     assert!(HIGH_PORTS.contains(&port), "{port}");
     let of = |changes: &[(&str, &str)]| detected(&changed("mpirun", changes)).world.port;

@@ -2,6 +2,7 @@
 
 use super::{Environment, place, variables::Variables};
 use crate::world::{World, WorldError};
+use xtrain_rank::Rank;
 
 const NUMBERS: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
 
@@ -47,27 +48,25 @@ pub(super) fn check_agreement(variables: &Variables, other: Option<&Environment>
     for (number, name) in numbers.iter_mut().zip(NUMBERS) {
         *number = variables.number::<usize>(name)?;
     }
-    if let Some(Environment { launcher, world }) = other.filter(|other| other.world.world_size > 1) {
-        let World { rank, world_size, local_rank, local_world_size, .. } = *world;
-        let theirs = [rank, world_size, local_rank, local_world_size];
+    if let Some(Environment { launcher, world }) = other.filter(|other| other.world.rank.world_size > 1) {
+        let World { rank, local_rank, .. } = *world;
+        let theirs = [rank.index, rank.world_size, local_rank.index, local_rank.world_size];
         let mut pairs = NUMBERS.iter().zip(numbers.iter().zip(theirs));
         return match pairs.find_map(|(name, (number, theirs))| {
             number.filter(|number| *number != theirs).map(|number| (name, number, theirs))
         }) {
             None => Ok(()),
             Some((name, number, theirs)) => Err(WorldError(format!(
-                "{launcher} started this process as rank {rank} of {world_size}, whose {name} is {theirs}, but {name}={number} \
+                "{launcher} started this process as {rank}, whose {name} is {theirs}, but {name}={number} \
                  is set: remove it from the script that sets it"
             ))),
         };
     }
     let [rank, world_size, local_rank, local_world_size] = numbers;
     if let Some(world_size @ 0..=1) = world_size {
-        let (rank, local_rank) = (rank.unwrap_or(0), local_rank.unwrap_or(0));
-        let local_world_size = local_world_size.unwrap_or(1);
-        return World { rank, world_size, local_rank, local_world_size, ..World::single() }
-            .checked()
-            .map(drop);
+        let rank = Rank { index: rank.unwrap_or(0), world_size };
+        let local_rank = Rank { index: local_rank.unwrap_or(0), world_size: local_world_size.unwrap_or(1) };
+        return World { rank, local_rank, ..World::single() }.checked().map(drop);
     }
     Err(incomplete(variables))
 }

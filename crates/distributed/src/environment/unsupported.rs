@@ -72,8 +72,8 @@ pub(super) fn refuse(variables: &Variables, step: Option<&World>) -> Result<(), 
         // A world of one that the user states is one.
         let size_name = known.copied().or(Some("WORLD_SIZE").filter(|size| variables.has(size)));
         let size = size_name.map(|size| variables.nodes(size)).transpose()?;
-        if let Some(World { rank: of_slurm, world_size, .. }) = step
-            && (rank, size.unwrap_or(*world_size)) == (*of_slurm, *world_size)
+        if let Some(World { rank: of_slurm, .. }) = step
+            && (rank, size.unwrap_or(of_slurm.world_size)) == (of_slurm.index, of_slurm.world_size)
         {
             return Ok(());
         }

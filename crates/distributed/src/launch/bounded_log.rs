@@ -35,7 +35,7 @@ pub(super) struct BoundedLog {
 }
 
 impl BoundedLog {
-    pub(super) fn of(file: File) -> Self {
+    pub(super) fn new(file: File) -> Self {
         let bytes = length(&file);
         BoundedLog { file, bytes }
     }
@@ -109,7 +109,7 @@ mod tests {
 
     fn appended(path: &Path, text: &[u8]) -> Vec<u8> {
         let file = File::options().create(true).read(true).append(true).open(path).expect("a file");
-        BoundedLog::of(file).copy(text);
+        BoundedLog::new(file).copy(text);
         std::fs::read(path).expect("a file")
     }
 
@@ -161,6 +161,6 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("log");
         let file = File::options().create(true).read(true).append(true).open(&path).expect("a file");
-        BoundedLog::of(file).copy(Flood(&path, 0));
+        BoundedLog::new(file).copy(Flood(&path, 0));
     }
 }

@@ -40,7 +40,7 @@ const REMOVED: [&str; 2] = ["TORCHELASTIC_USE_AGENT_STORE", "XTRAIN_PORT"];
 
 /// Processes to start on this machine, one for each rank.
 #[derive(Clone, Debug)]
-pub struct Launch {
+pub struct RankLauncher {
     /// The number of ranks.
     pub ranks: usize,
     /// The program of all ranks.
@@ -51,7 +51,7 @@ pub struct Launch {
     pub grace: Duration,
 }
 
-impl Launch {
+impl RankLauncher {
     /// Copies of this program with other arguments.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl Launch {
     pub fn copies(ranks: usize, args: Vec<OsString>) -> Result<Self, CommError> {
         let unknown = |e| CommError::System(format!("the path of this program is not known: {e}"));
         let program = std::env::current_exe().map_err(unknown)?;
-        Ok(Launch { ranks, program, args, grace: Duration::from_secs(10) })
+        Ok(RankLauncher { ranks, program, args, grace: Duration::from_secs(10) })
     }
 
     /// True if a launch of this program started the process with these variables.
@@ -70,11 +70,11 @@ impl Launch {
     /// Starts the ranks, waits until all have ended, and returns the exit code of the run: that of the first
     /// rank that failed, 128 + n for a rank that signal n ended, or 0.
     ///
-    /// Rank 0 has the standard input and outputs of this process. The lines of the others' standard error
-    /// output are passed on with `[rank r] ` in front; their standard output only if they fail. SIGINT,
+    /// Rank 0 has the standard input and outputs of this process. The lines of the others' standard
+    /// error output are passed on with `[rank r] ` in front; their standard output only if they fail. SIGINT,
     /// SIGTERM and SIGUSR1 are passed on to the ranks, and have no other effect on this process any more,
     /// also after the return. When a rank fails, the others have two seconds to end by themselves; then they
-    /// get SIGTERM, and SIGKILL after [`Launch::grace`].
+    /// get SIGTERM, and SIGKILL after [`RankLauncher::grace`].
     ///
     /// The calling thread must live as long as the ranks, as it does while it waits here. Linux ties the
     /// signal that [`die_with_launcher`] asks for to the thread that started a process, not to the process of
@@ -134,7 +134,7 @@ impl Launch {
             }
             let mut child = command.spawn().map_err(|e| refused(&name, e))?;
             let pipes = child.stdout.take().zip(child.stderr.take());
-            ranks.0.push(Rank { rank, child, status: None, output: None });
+            ranks.0.push(RankProcess { rank, child, status: None, output: None });
             if let Some((stdout, stderr)) = pipes {
                 let output = Output::read(rank, stdout, stderr).map_err(|e| refused(&name, e))?;
                 ranks.0[rank].output = Some(output);
@@ -150,9 +150,9 @@ fn free_port() -> io::Result<u16> {
 }
 
 /// The processes. Dropping them ends all.
-struct Ranks(Vec<Rank>);
+struct Ranks(Vec<RankProcess>);
 
-struct Rank {
+struct RankProcess {
     rank: usize,
     child: Child,
     status: Option<ExitStatus>,
@@ -270,8 +270,10 @@ mod tests {
 
     #[test]
     fn a_program_that_does_not_exist_is_an_error_with_its_path() {
-        let launch =
-            Launch { program: "/nonexistent/program".into(), ..Launch::copies(2, vec![]).expect("a path") };
+        let launch = RankLauncher {
+            program: "/nonexistent/program".into(),
+            ..RankLauncher::copies(2, vec![]).expect("a path")
+        };
         let error = launch.run().expect_err("no program").to_string();
         assert!(error.starts_with("cannot start rank 0, /nonexistent/program: "), "{error}");
     }

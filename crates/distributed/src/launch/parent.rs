@@ -4,8 +4,8 @@ use crate::environment::{LAUNCHER_VARIABLE, Variables};
 use crate::error::CommError;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-/// Makes this process end with the [`Launch`](super::Launch) that started it, even one that is killed. Does
-/// nothing in a process that another launcher started.
+/// Makes this process end with the [`RankLauncher`](super::RankLauncher) that started it, even one that is
+/// killed. Does nothing in a process that another launcher started.
 ///
 /// It belongs at the beginning of `main`: until then, the process outlives a launcher that is killed.
 ///

@@ -163,7 +163,7 @@ pub fn supervise(mut args: impl Iterator<Item = OsString>) -> Option<i32> {
 }
 
 /// A message to the thread that supervises.
-enum Event {
+enum LaunchEvent {
     /// The program has ended.
     Ended(io::Result<ExitStatus>),
     /// The run is over, and the program has so much time.
@@ -203,12 +203,12 @@ fn attend(mut process: Child, mut run: UnixStream, output: PipeReader, log: File
     let group = Pid::from_child(&process);
     let (to, events) = mpsc::channel();
     let (to_end, to_over) = (to.clone(), to);
-    let copies = thread::Builder::new().spawn(move || BoundedLog::of(log).copy(output))?;
+    let copies = thread::Builder::new().spawn(move || BoundedLog::new(log).copy(output))?;
     run.write_all(&[0; 4])?;
-    thread::Builder::new().spawn(move || to_end.send(Event::Ended(process.wait())))?;
+    thread::Builder::new().spawn(move || to_end.send(LaunchEvent::Ended(process.wait())))?;
     thread::Builder::new().spawn(move || {
         let is_in_order = matches!(run.read(&mut [0]), Ok(1));
-        to_over.send(Event::Over(if is_in_order { AFTER_THE_END } else { AFTER_A_KILL }))
+        to_over.send(LaunchEvent::Over(if is_in_order { AFTER_THE_END } else { AFTER_A_KILL }))
     })?;
     let status = end(&events, group)?;
     let _ = kill_process_group(group, Signal::KILL);
@@ -220,7 +220,7 @@ fn attend(mut process: Child, mut run: UnixStream, output: PipeReader, log: File
 }
 
 /// Waits for the end of the program, whose group is killed if the run is over for too long.
-fn end(events: &Receiver<Event>, group: Pid) -> io::Result<ExitStatus> {
+fn end(events: &Receiver<LaunchEvent>, group: Pid) -> io::Result<ExitStatus> {
     let mut end = None;
     loop {
         let event = match end {
@@ -228,8 +228,8 @@ fn end(events: &Receiver<Event>, group: Pid) -> io::Result<ExitStatus> {
             Some(end) => events.recv_timeout(end - Instant::now().min(end)),
         };
         match event {
-            Ok(Event::Ended(status)) => return status,
-            Ok(Event::Over(limit)) => end = Some(Instant::now() + limit),
+            Ok(LaunchEvent::Ended(status)) => return status,
+            Ok(LaunchEvent::Over(limit)) => end = Some(Instant::now() + limit),
             Err(RecvTimeoutError::Timeout) => {
                 kill_process_group(group, Signal::KILL)?;
                 end = None;

@@ -148,7 +148,7 @@ mod tests {
         let loopback = IpAddr::from([127, 0, 0, 1]);
         let alone = at("127.0.0.1", 0);
         assert_eq!(reachable(loopback, &alone), loopback);
-        let spread = World { world_size: 2, ..alone };
+        let spread = World { rank: xtrain_rank::Rank::first_of(2), ..alone };
         assert_eq!(reachable(loopback, &spread), default_address().unwrap_or(loopback));
         let outside = IpAddr::from([10, 0, 0, 7]);
         assert_eq!(reachable(outside, &spread), outside);

@@ -48,7 +48,7 @@ impl Caller {
     }
 
     /// The caller, if the bytes are a greeting of this version.
-    fn of(greeting: &[u8]) -> Option<Self> {
+    fn parse(greeting: &[u8]) -> Option<Self> {
         let rest = greeting.strip_prefix(&MAGIC)?;
         let (purpose, rest) = rest.split_first_chunk()?;
         let (rank, _) = rest.split_first_chunk()?;
@@ -104,7 +104,7 @@ pub(crate) struct Arrival {
 
 /// The state of an arrival after its bytes were read.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum ArrivalProgress {
     /// More bytes have to come.
     Waits,
     /// It is a rank.
@@ -123,31 +123,31 @@ impl Arrival {
     }
 
     /// Reads what has come, and answers.
-    pub(crate) fn advance(&mut self, key: &Key) -> Progress {
+    pub(crate) fn advance(&mut self, key: &Key) -> ArrivalProgress {
         loop {
             // The greeting is answered before more is read, so that a client cannot answer a challenge in
             // advance.
             let end = if self.filled < GREETING { GREETING } else { GREETING + ANSWER };
             match (&self.socket).read(&mut self.received[self.filled..end]) {
-                Ok(0) => return Progress::Refused,
+                Ok(0) => return ArrivalProgress::Refused,
                 Ok(count) => self.filled += count,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Progress::Waits,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return ArrivalProgress::Waits,
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-                Err(_) => return Progress::Refused,
+                Err(_) => return ArrivalProgress::Refused,
             }
             let (greeting, answer) = self.received.split_at(GREETING);
             let magic = MAGIC.len().min(self.filled);
             if greeting[..magic] != MAGIC[..magic] {
-                return Progress::Refused;
+                return ArrivalProgress::Refused;
             }
             if self.filled == GREETING && !self.sends(&self.nonce) {
-                return Progress::Refused;
+                return ArrivalProgress::Refused;
             }
             if self.filled == GREETING + ANSWER {
                 let is_right = code(key, CLIENT, greeting, &self.nonce).verify_slice(answer).is_ok();
                 let ours = code(key, SERVER, greeting, &self.nonce).finalize().into_bytes();
-                let caller = Caller::of(greeting).filter(|_| is_right && self.sends(&ours));
-                return caller.map_or(Progress::Refused, Progress::Is);
+                let caller = Caller::parse(greeting).filter(|_| is_right && self.sends(&ours));
+                return caller.map_or(ArrivalProgress::Refused, ArrivalProgress::Is);
             }
         }
     }
@@ -175,7 +175,7 @@ mod tests {
     fn meet(
         client: impl FnOnce(TcpStream) -> io::Result<()> + Send,
         server: &Key,
-    ) -> (io::Result<()>, Progress) {
+    ) -> (io::Result<()>, ArrivalProgress) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         thread::scope(|scope| {
@@ -184,7 +184,9 @@ mod tests {
             let since = Instant::now();
             let progress = loop {
                 match arrival.advance(server) {
-                    Progress::Waits if since.elapsed() < Duration::from_secs(20) => thread::yield_now(),
+                    ArrivalProgress::Waits if since.elapsed() < Duration::from_secs(20) => {
+                        thread::yield_now()
+                    }
                     progress => break progress,
                 }
             };
@@ -197,20 +199,20 @@ mod tests {
     fn both_sides_accept_each_other_with_one_secret() {
         let (client, server) = meet(|socket| call(&socket, &key("one"), CALLER), &key("one"));
         assert!(client.is_ok(), "{client:?}");
-        assert_eq!(server, Progress::Is(CALLER));
+        assert_eq!(server, ArrivalProgress::Is(CALLER));
     }
 
     #[test]
     fn another_secret_is_refused() {
         let (client, server) = meet(|socket| call(&socket, &key("two"), CALLER), &key("one"));
         assert_eq!(client.expect_err("a refusal").kind(), ErrorKind::PermissionDenied);
-        assert_eq!(server, Progress::Refused);
+        assert_eq!(server, ArrivalProgress::Refused);
     }
 
     #[test]
     fn garbage_is_refused_at_its_first_byte() {
         let (_, server) = meet(|mut socket| socket.write_all(b"G"), &key("one"));
-        assert_eq!(server, Progress::Refused);
+        assert_eq!(server, ArrivalProgress::Refused);
     }
 
     #[test]
@@ -220,7 +222,7 @@ mod tests {
             socket.read_exact(&mut [0; NONCE])?;
             socket.write_all(&[2; ANSWER])
         };
-        assert_eq!(meet(client, &key("one")).1, Progress::Refused);
+        assert_eq!(meet(client, &key("one")).1, ArrivalProgress::Refused);
     }
 
     #[test]

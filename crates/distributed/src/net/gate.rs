@@ -3,7 +3,7 @@
 //!
 //! Strangers cost a bounded number of sockets for a bounded time, and no thread.
 
-use super::authenticate::{Arrival, Caller, Progress};
+use super::authenticate::{Arrival, ArrivalProgress, Caller};
 use super::poll::{Interest, Ready};
 use super::secret::Key;
 use crate::limits;
@@ -66,10 +66,10 @@ impl Gate {
         let mut ready = waiting.iter();
         for (since, mut arrival) in std::mem::take(&mut self.waiting) {
             let is_ready = ready.next().is_some_and(|ready| ready.reads);
-            match if is_ready { arrival.advance(&self.key) } else { Progress::Waits } {
-                Progress::Is(caller) => arrived.push((caller, arrival.socket)),
-                Progress::Waits if now - since < self.limit => self.waiting.push((since, arrival)),
-                Progress::Waits | Progress::Refused => {}
+            match if is_ready { arrival.advance(&self.key) } else { ArrivalProgress::Waits } {
+                ArrivalProgress::Is(caller) => arrived.push((caller, arrival.socket)),
+                ArrivalProgress::Waits if now - since < self.limit => self.waiting.push((since, arrival)),
+                ArrivalProgress::Waits | ArrivalProgress::Refused => {}
             }
         }
         self.refused += before - self.waiting.len() - arrived.len();

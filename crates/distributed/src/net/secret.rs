@@ -26,10 +26,10 @@ const MAX_BYTES: u64 = 4096;
 
 /// The source of the secret.
 #[derive(Clone)]
-pub struct Secret(Source);
+pub struct Secret(SecretSource);
 
 #[derive(Clone)]
-enum Source {
+enum SecretSource {
     Value(Vec<u8>),
     File(PathBuf, WriteSecret),
 }
@@ -54,13 +54,13 @@ impl Secret {
                 bytes.len()
             )));
         }
-        Ok(Secret(Source::Value(bytes)))
+        Ok(Secret(SecretSource::Value(bytes)))
     }
 
     /// The secret in a file, which rank 0 writes once it listens. The other ranks wait for it while they
     /// start.
     pub fn file(path: impl Into<PathBuf>, write: WriteSecret) -> Self {
-        Secret(Source::File(path.into(), write))
+        Secret(SecretSource::File(path.into(), write))
     }
 
     /// The secret for rank 0. If it is in a file, writes a random one to it. A file of an earlier run is
@@ -70,8 +70,8 @@ impl Secret {
     /// The file cannot be written.
     pub(crate) fn create(&self) -> Result<Key, CommError> {
         let (path, write) = match &self.0 {
-            Source::Value(bytes) => return Ok(Key(bytes.clone())),
-            Source::File(path, write) => (path, write),
+            SecretSource::Value(bytes) => return Ok(Key(bytes.clone())),
+            SecretSource::File(path, write) => (path, write),
         };
         let secret = random_text().map_err(system)?;
         write(path, &secret).map_err(|e| CommError::Start(format!("the secret of the run: {e}")))?;
@@ -80,7 +80,7 @@ impl Secret {
 
     /// Removes the file, if the secret is in one.
     pub(crate) fn remove(&self) {
-        if let Source::File(path, _) = &self.0 {
+        if let SecretSource::File(path, _) = &self.0 {
             // A file that stays is harmless: the next run replaces it.
             let _ = fs::remove_file(path);
         }
@@ -88,8 +88,8 @@ impl Secret {
 
     pub(crate) fn key(&self) -> Result<Key, CommError> {
         match &self.0 {
-            Source::Value(bytes) => Ok(Key(bytes.clone())),
-            Source::File(path, _) => read_private(path),
+            SecretSource::Value(bytes) => Ok(Key(bytes.clone())),
+            SecretSource::File(path, _) => read_private(path),
         }
     }
 }
@@ -98,8 +98,8 @@ impl Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Source::Value(_) => f.write_str("Secret(value)"),
-            Source::File(path, _) => write!(f, "Secret({})", path.display()),
+            SecretSource::Value(_) => f.write_str("Secret(value)"),
+            SecretSource::File(path, _) => write!(f, "Secret({})", path.display()),
         }
     }
 }

@@ -13,6 +13,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
+use xtrain_rank::Rank;
 
 /// Time for one try to connect, and for a connection to show that it knows the secret.
 const TRY: Duration = Duration::from_secs(10);
@@ -23,7 +24,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// The connections to all other ranks, in the order of ranks.
 pub(super) fn connect(control: &Control, timeout: Duration) -> Result<Vec<Peer>, CommError> {
     let (Some(address), Some(key)) = (control.own_address(), control.key()) else { return Ok(Vec::new()) };
-    let (rank, world_size) = (control.world().rank, control.world().world_size);
+    let Rank { index: rank, world_size } = control.world().rank;
     let purpose = control.next_communicator();
     let listener = TcpListener::bind((address, 0)).map_err(system)?;
     let own = listener.local_addr().map_err(system)?.to_string();
@@ -82,7 +83,7 @@ fn check(control: &Control, rank: usize, deadline: Instant, reason: &str) -> Res
     if Instant::now() < deadline {
         return Ok(());
     }
-    let own = control.world().rank;
+    let own = control.world().rank.index;
     Err(CommError::Start(format!("rank {own} has no connection with rank {rank} for collectives: {reason}")))
 }
 

@@ -3,12 +3,12 @@
 use crate::control::Control;
 use crate::error::CommError;
 use crate::net::poll::{self, Interest};
-use crate::world::Groups;
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
+use xtrain_rank::Groups;
 
 /// Longest wait for sockets: an abort is noticed after it.
 const TICK: Duration = Duration::from_millis(100);
@@ -41,7 +41,7 @@ impl Collective {
 
 /// Description of a call, which must be equal on all ranks. It goes ahead of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct CallHeader {
     pub(super) number: u64,
     pub(super) collective: Collective,
     pub(super) groups: Groups,
@@ -50,7 +50,7 @@ pub(super) struct Header {
     pub(super) bytes: u64,
 }
 
-impl Header {
+impl CallHeader {
     fn encode(self) -> [u8; HEADER] {
         let mut to = [0; HEADER];
         let [size, stride] = [self.groups.size, self.groups.stride].map(|x| x as u64);
@@ -66,13 +66,13 @@ impl Header {
         let collective =
             [Collective::AllGather, Collective::AllToAll].into_iter().find(|c| *c as u64 == word(1))?;
         let groups = Groups { size: word(2) as usize, stride: word(3) as usize };
-        Some(Header { number: word(0), collective, groups, first: word(4), bytes: word(5) })
+        Some(CallHeader { number: word(0), collective, groups, first: word(4), bytes: word(5) })
     }
 }
 
-impl fmt::Display for Header {
+impl fmt::Display for CallHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Header { number, collective, groups: Groups { size, stride }, first, bytes } = self;
+        let CallHeader { number, collective, groups: Groups { size, stride }, first, bytes } = self;
         write!(
             f,
             "{} number {number} ({size} ranks at a distance of {stride}, first {first}, {bytes} bytes a rank)",
@@ -82,7 +82,7 @@ impl fmt::Display for Header {
 }
 
 /// Progress with one peer. Counts include the header.
-struct Lane<'a> {
+struct PeerLane<'a> {
     peer: &'a Peer,
     send: &'a [u8],
     sent: usize,
@@ -91,7 +91,7 @@ struct Lane<'a> {
     received: usize,
 }
 
-impl Lane<'_> {
+impl PeerLane<'_> {
     fn sends(&self) -> bool {
         self.sent < HEADER + self.send.len()
     }
@@ -145,14 +145,14 @@ impl Lane<'_> {
 pub(super) fn exchange(
     others: Vec<(&Peer, &[u8], &mut [u8])>,
     rank: usize,
-    header: Header,
+    header: CallHeader,
     control: &Control,
     timeout: Duration,
 ) -> Result<(), CommError> {
     let encoded = header.encode();
     let lane =
-        |(peer, send, receive)| Lane { peer, send, sent: 0, header: [0; HEADER], receive, received: 0 };
-    let mut lanes: Vec<Lane<'_>> = others.into_iter().map(lane).collect();
+        |(peer, send, receive)| PeerLane { peer, send, sent: 0, header: [0; HEADER], receive, received: 0 };
+    let mut lanes: Vec<PeerLane<'_>> = others.into_iter().map(lane).collect();
     if let Some(fault) = control.fault() {
         return Err(CommError::Aborted(fault));
     }
@@ -170,7 +170,7 @@ pub(super) fn exchange(
                 Err(Stop::Gone) => return Err(reason(lane.peer.rank, control)),
             }
         }
-        let open = |lane: &&Lane<'_>| lane.receives() || lane.sends();
+        let open = |lane: &&PeerLane<'_>| lane.receives() || lane.sends();
         let Some(waited_for) = lanes.iter().filter(|l| l.receives()).chain(&lanes).find(open) else {
             return Ok(());
         };
@@ -211,11 +211,11 @@ impl From<io::Error> for Stop {
     }
 }
 
-fn advance(lane: &mut Lane<'_>, header: Header, encoded: &[u8; HEADER]) -> Result<bool, Stop> {
+fn advance(lane: &mut PeerLane<'_>, header: CallHeader, encoded: &[u8; HEADER]) -> Result<bool, Stop> {
     // A peer that has gone may have sent all that is needed from it: receiving comes first.
     let received = lane.advance_receive()?;
     if received && lane.received == HEADER {
-        match Header::decode(&lane.header) {
+        match CallHeader::decode(&lane.header) {
             Some(other) if other == header => {}
             Some(other) => return Err(Stop::Mismatch(other.to_string())),
             None => return Err(Stop::Mismatch("an unknown collective".into())),
@@ -225,7 +225,7 @@ fn advance(lane: &mut Lane<'_>, header: Header, encoded: &[u8; HEADER]) -> Resul
 }
 
 /// Sends the headers that are not yet sent, so that the others see the mismatch too.
-fn tell(lanes: &mut [Lane<'_>], encoded: &[u8; HEADER]) {
+fn tell(lanes: &mut [PeerLane<'_>], encoded: &[u8; HEADER]) {
     for lane in lanes {
         lane.send = &[];
         // The call has failed already.

@@ -9,12 +9,12 @@ mod exchange;
 use crate::communicator::Communicator;
 use crate::control::Control;
 use crate::error::{Cause, CommError, Fault};
-use crate::world::Groups;
-use exchange::{Collective, Header, Peer, exchange};
+use exchange::{CallHeader, Collective, Peer, exchange};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use xtrain_rank::Groups;
 
 /// A communicator over TCP.
 ///
@@ -71,7 +71,7 @@ impl TcpCommunicator {
             return Err(error.clone());
         }
         let bytes = receives[groups.place(rank)].len() as u64;
-        let header = Header { number: state.number, collective, groups, first: first as u64, bytes };
+        let header = CallHeader { number: state.number, collective, groups, first: first as u64, bytes };
         state.number += 1;
         let timeout = Duration::from_millis(self.timeout.load(Ordering::Relaxed));
         let operands = groups.ranks(rank).zip(sends.iter().copied().zip(receives));
@@ -94,11 +94,11 @@ impl TcpCommunicator {
 
 impl Communicator for TcpCommunicator {
     fn rank(&self) -> usize {
-        self.control.world().rank
+        self.control.world().rank.index
     }
 
     fn world_size(&self) -> usize {
-        self.control.world().world_size
+        self.control.world().rank.world_size
     }
 
     fn sent_bytes(&self) -> u64 {

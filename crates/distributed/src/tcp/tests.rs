@@ -172,7 +172,7 @@ fn a_rank_that_leaves_ends_each_collective_of_the_others() {
                 let control = Arc::new(control);
                 let communicator = TcpCommunicator::connect(&control, LONG).expect("connections");
                 run(&communicator, collective, 0, &[0; 6]).expect("a collective");
-                if control.world().rank == culprit {
+                if control.world().rank.index == culprit {
                     return String::new();
                 }
                 let since = Instant::now();
@@ -229,7 +229,7 @@ fn several_communicators_do_not_mix() {
     let results = on_ranks(3, |control| {
         let control = Arc::new(control);
         let [a, b] = [(); 2].map(|()| TcpCommunicator::connect(&control, LONG).expect("connections"));
-        let rank = control.world().rank as u8;
+        let rank = control.world().rank.index as u8;
         let first = run(&b, Collective::AllGather, 0, &[rank + 10]).expect("a collective");
         let second = run(&a, Collective::AllGather, 0, &[rank]).expect("a collective");
         control.finish().expect("an orderly end");

@@ -9,8 +9,8 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 use xtrain_distributed::{
-    Cause, CommError, Communicator, Control, Environment, Launch, SECRET_VARIABLE, Secret, StartOptions,
-    TcpCommunicator, Variables, World, die_with_launcher,
+    Cause, CommError, Communicator, Control, Environment, RankLauncher, SECRET_VARIABLE, Secret,
+    StartOptions, TcpCommunicator, Variables, World, die_with_launcher,
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -60,8 +60,8 @@ fn say(line: &str) {
 
 fn launcher(ranks: usize, role: &[&str]) -> ExitCode {
     let args = [&["role"], role].concat().into_iter().map(Into::into).collect();
-    let launch = Launch::copies(ranks, args).expect("a path");
-    let code = Launch { grace: Duration::from_millis(1500), ..launch }.run().expect("a launch");
+    let launch = RankLauncher::copies(ranks, args).expect("a path");
+    let code = RankLauncher { grace: Duration::from_millis(1500), ..launch }.run().expect("a launch");
     ExitCode::from(code as u8)
 }
 
@@ -76,12 +76,12 @@ fn start(world: &World, variables: &Variables) -> Result<(Arc<Control>, TcpCommu
 }
 
 fn ready(world: &World) {
-    say(&format!("ready {} {}", world.rank, std::process::id()));
+    say(&format!("ready {} {}", world.rank.index, std::process::id()));
 }
 
 fn collectives(world: &World, variables: &Variables) -> Result<(), CommError> {
     let (control, communicator) = start(world, variables)?;
-    let (n, rank) = (world.world_size, world.rank);
+    let (n, rank) = (world.rank.world_size, world.rank.index);
     for size in [0, 1, 999, 1_000_000] {
         let mut gathered = vec![0; n * size];
         communicator.all_gather(communicator.world(), 1, &vec![rank as u8; size], &mut gathered)?;
@@ -101,7 +101,7 @@ fn collectives(world: &World, variables: &Variables) -> Result<(), CommError> {
 fn endless(world: &World, variables: &Variables) -> Result<(), CommError> {
     let (control, communicator) = start(world, variables)?;
     ready(world);
-    let input = vec![1; world.world_size * 10_000];
+    let input = vec![1; world.rank.world_size * 10_000];
     let mut output = input.clone();
     loop {
         if let Err(error) = communicator.all_to_all(communicator.world(), 0, &input, &mut output) {
@@ -113,12 +113,12 @@ fn endless(world: &World, variables: &Variables) -> Result<(), CommError> {
 fn echo(world: &World) -> Result<(), CommError> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).expect("a line or the end");
-    println!("rank {} read: {}", world.rank, line.trim());
+    println!("rank {} read: {}", world.rank.index, line.trim());
     Ok(())
 }
 
 fn fail(world: &World, rank: &str, code: &str) -> ExitCode {
-    println!("printed by rank {}", world.rank);
+    println!("printed by rank {}", world.rank.index);
     if world.rank.to_string() == rank {
         return ExitCode::from(code.parse::<u8>().expect("a code"));
     }
@@ -135,7 +135,7 @@ fn sleep(world: &World) -> Result<(), CommError> {
 
 /// Leaves a process behind that has the outputs of a rank open.
 fn orphan(world: &World) -> Result<(), CommError> {
-    if world.rank == 0 {
+    if world.rank.index == 0 {
         return Ok(());
     }
     let sleeper = Command::new("sleep").arg("40").stdin(Stdio::null()).spawn();

@@ -1,10 +1,10 @@
 //! `libcublasLt.so.13`: the functions that xtrain calls, with the statuses of the cuBLAS documentation.
 
 use super::{Handle, In, Out, driver, export};
-use crate::gemm::operation::{Gemm, Operands};
-use crate::gemm::{Algorithm, Desc, Element, Layout, Objects, Preference, Refusal};
+use crate::gemm::operation::{CallOperands, GemmOperation};
+use crate::gemm::{Algorithm, Desc, Element, GemmLayout, Objects, Preference, Refusal};
 use crate::machine::{self, Machine};
-use crate::work::Work;
+use crate::work::WorkItem;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
@@ -67,7 +67,7 @@ fn gemm(
     library: Handle,
     desc: Handle,
     layouts: [Handle; 4],
-) -> Result<(Gemm, usize), Refusal> {
+) -> Result<(GemmOperation, usize), Refusal> {
     let device = *machine.blas.libraries.get(&library).ok_or(Refusal::NotInitialized)?;
     if driver::current() != Some(device) {
         return Err(Refusal::NotInitialized);
@@ -75,7 +75,7 @@ fn gemm(
     let desc = *machine.blas.descs.get(&desc).ok_or(Refusal::InvalidValue)?;
     let layout = |of: Handle| machine.blas.layouts.get(&of).copied().ok_or(Refusal::InvalidValue);
     let [a, b, c, d] = layouts.map(layout);
-    Ok((Gemm::new(machine.settings.arch, desc, [a?, b?, c?, d?])?, device))
+    Ok((GemmOperation::new(machine.settings.arch, desc, [a?, b?, c?, d?])?, device))
 }
 
 #[unsafe(no_mangle)]
@@ -133,7 +133,7 @@ export! {
         call(|machine| {
             let leading = usize::try_from(leading).map_err(|_| Refusal::InvalidValue)?;
             let (element, rows, columns) = (Element::new(element)?, rows as usize, columns as usize);
-            create(machine, layout, Layout { element, rows, columns, leading }, |of| &mut of.layouts)
+            create(machine, layout, GemmLayout { element, rows, columns, leading }, |of| &mut of.layouts)
         })
     }
 
@@ -184,7 +184,7 @@ export! {
         algo: In<Algo>, result: Out<HeuristicResult>,
     ) {
         call(|machine| {
-            let algorithm = Algorithm::of(algo.get()?)?;
+            let algorithm = Algorithm::decode(algo.get()?)?;
             gemm(machine, handle, desc, [a, b, c, d])?;
             Ok(result.set(algorithm.into())?)
         })
@@ -194,7 +194,7 @@ export! {
         algo: In<Algo>, attribute: c_int, value: Out<u32>, bytes: usize, written: Out<usize>,
     ) {
         call(|_| {
-            let algorithm = Algorithm::of(algo.get()?)?;
+            let algorithm = Algorithm::decode(algo.get()?)?;
             // CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME
             if attribute != 3 || bytes != size_of::<u32>() {
                 return Err(Refusal::InvalidValue);
@@ -211,8 +211,8 @@ export! {
     ) {
         call(|machine| {
             let (gemm, device) = gemm(machine, handle, desc, [a_layout, b_layout, c_layout, d_layout])?;
-            let algorithm = Algorithm::of(algo.get()?)?;
-            let operands = Operands {
+            let algorithm = Algorithm::decode(algo.get()?)?;
+            let operands = CallOperands {
                 alpha: alpha.get()?,
                 beta: beta.get()?,
                 matrices: [a, b, c, d],
@@ -224,7 +224,7 @@ export! {
             }
             machine.check(device)?;
             let work = gemm.work(algorithm, operands)?;
-            Ok(machine.put(stream, Work::Gemm(Arc::new(work)))?)
+            Ok(machine.put(stream, WorkItem::Gemm(Arc::new(work)))?)
         })
     }
 }

@@ -36,7 +36,7 @@ struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
     /// The n-th of the values from here on.
-    fn at(self, n: usize) -> In<T> {
+    fn offset(self, n: usize) -> In<T> {
         In(self.0.wrapping_add(n))
     }
 

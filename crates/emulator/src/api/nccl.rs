@@ -3,8 +3,8 @@
 use super::driver::current;
 use super::{Handle, In, Out, export};
 use crate::machine::{self, Communicator, Machine};
-use crate::nccl::link::{Link, State};
-use crate::nccl::{Call, Group, Kind, Name, Refusal, element_bytes, open};
+use crate::nccl::link::{LinkState, RankLink};
+use crate::nccl::{CallGroup, CallKind, CommunicatorName, GroupCall, Refusal, element_bytes, open};
 use crate::settings::SETTINGS;
 use crate::status;
 use crate::work::Failure;
@@ -40,7 +40,7 @@ struct Config {
 }
 
 /// A call that waits for the end of its group: its communicator, its stream, and the call.
-type Pending = (usize, usize, Call);
+type Pending = (usize, usize, GroupCall);
 
 thread_local! {
     /// CommitGroups that were started and not ended.
@@ -50,14 +50,14 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::new(CString::default());
 }
 
-type Outcome = Result<c_int, (Refusal, String)>;
+type CallOutcome = Result<c_int, (Refusal, String)>;
 
 fn refused<T>(refusal: Refusal, text: impl Into<String>) -> Result<T, (Refusal, String)> {
     Err((refusal, text.into()))
 }
 
 /// The number that a call returns; remembers the text of a refusal.
-fn number(outcome: Outcome) -> c_int {
+fn number(outcome: CallOutcome) -> c_int {
     outcome.unwrap_or_else(|(refusal, text)| {
         LAST.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
         refusal as c_int
@@ -65,7 +65,7 @@ fn number(outcome: Outcome) -> c_int {
 }
 
 /// Runs a call on the machine.
-fn on_machine(body: impl FnOnce(&mut Machine) -> Outcome) -> c_int {
+fn on_machine(body: impl FnOnce(&mut Machine) -> CallOutcome) -> c_int {
     number(match machine::lock().as_mut() {
         None => refused(Refusal::Internal, "there is no emulated GPU"),
         Some(machine) => body(machine),
@@ -73,13 +73,13 @@ fn on_machine(body: impl FnOnce(&mut Machine) -> Outcome) -> c_int {
 }
 
 /// Runs a call on a communicator that is ready for one.
-fn on_communicator(handle: Handle, body: impl FnOnce(&mut Machine) -> Outcome) -> c_int {
+fn on_communicator(handle: Handle, body: impl FnOnce(&mut Machine) -> CallOutcome) -> c_int {
     on_machine(|machine| {
         let of = find(machine, handle)?;
         if let Some((refusal, text)) = &of.error {
             return refused(*refusal, text.clone());
         }
-        if of.launching.is_some() || of.link.state() != State::Ready {
+        if of.launching.is_some() || of.link.state() != LinkState::Ready {
             let text = "the communicator is used before its previous call has succeeded";
             return refused(Refusal::InvalidArgument, text);
         }
@@ -93,7 +93,14 @@ fn find(machine: &mut Machine, handle: Handle) -> Result<&mut Communicator, (Ref
 }
 
 /// Adds a call to the thread's group, or makes it a group of its own.
-fn call(handle: Handle, stream: Handle, kind: Kind, places: [u64; 2], count: usize, element: c_int) -> c_int {
+fn call(
+    handle: Handle,
+    stream: Handle,
+    kind: CallKind,
+    places: [u64; 2],
+    count: usize,
+    element: c_int,
+) -> c_int {
     let (count, [from, to]) = (count as u64, places);
     let begun = on_machine(|machine| {
         let of = find(machine, handle)?;
@@ -102,25 +109,25 @@ fn call(handle: Handle, stream: Handle, kind: Kind, places: [u64; 2], count: usi
         };
         let (bytes, size, rank) = (count * size, of.size as u64, of.rank);
         let (source, target) = match kind {
-            Kind::AllGather => (Some((from, bytes)), Some((to, bytes * size))),
-            Kind::Broadcast { root } => ((root == rank).then_some((from, bytes)), Some((to, bytes))),
-            Kind::ReduceScatter => (Some((from, bytes * size)), Some((to, bytes))),
-            Kind::Reduce { root } => (Some((from, bytes)), (root == rank).then_some((to, bytes))),
-            Kind::Send { .. } => (Some((from, bytes)), None),
-            Kind::Receive { .. } => (None, Some((to, bytes))),
+            CallKind::AllGather => (Some((from, bytes)), Some((to, bytes * size))),
+            CallKind::Broadcast { root } => ((root == rank).then_some((from, bytes)), Some((to, bytes))),
+            CallKind::ReduceScatter => (Some((from, bytes * size)), Some((to, bytes))),
+            CallKind::Reduce { root } => (Some((from, bytes)), (root == rank).then_some((to, bytes))),
+            CallKind::Send { .. } => (Some((from, bytes)), None),
+            CallKind::Receive { .. } => (None, Some((to, bytes))),
         };
         let peer = match kind {
-            Kind::AllGather | Kind::ReduceScatter => rank,
-            Kind::Broadcast { root: peer }
-            | Kind::Reduce { root: peer }
-            | Kind::Send { to: peer }
-            | Kind::Receive { from: peer } => peer,
+            CallKind::AllGather | CallKind::ReduceScatter => rank,
+            CallKind::Broadcast { root: peer }
+            | CallKind::Reduce { root: peer }
+            | CallKind::Send { to: peer }
+            | CallKind::Receive { from: peer } => peer,
         };
         if peer as u64 >= size {
             return refused(Refusal::InvalidArgument, format!("{kind}: there are {size} ranks"));
         }
         CALLS.with_borrow_mut(|calls| {
-            calls.push((handle, stream, Call { kind, element, count, source, target }))
+            calls.push((handle, stream, GroupCall { kind, element, count, source, target }))
         });
         Ok(SUCCESS)
     });
@@ -131,7 +138,7 @@ fn call(handle: Handle, stream: Handle, kind: Kind, places: [u64; 2], count: usi
 fn sum(
     handle: Handle,
     stream: Handle,
-    kind: Kind,
+    kind: CallKind,
     places: [u64; 2],
     count: usize,
     [element, op]: [c_int; 2],
@@ -164,7 +171,7 @@ fn end_group() -> c_int {
                 );
             }
             let group =
-                Group { communicator: handle, calls: of_it().map(|(.., call)| call.clone()).collect() };
+                CallGroup { communicator: handle, calls: of_it().map(|(.., call)| call.clone()).collect() };
             let polls = machine.draw(MOST_POLLS + 1);
             find(machine, handle)?.launching = Some((Arc::new(group), stream, polls));
             Ok(IN_PROGRESS)
@@ -177,15 +184,15 @@ fn end_group() -> c_int {
 }
 
 /// The state of a communicator. A group that was called is queued here at last.
-fn progress(machine: &mut Machine, handle: Handle) -> Outcome {
+fn progress(machine: &mut Machine, handle: Handle) -> CallOutcome {
     let of = find(machine, handle)?;
     if let Some((refusal, text)) = &of.error {
         return refused(*refusal, text.clone());
     }
     match of.link.state() {
-        State::Connecting => return Ok(IN_PROGRESS),
-        State::Refused(text) => return refused(Refusal::InvalidUsage, text),
-        State::Ready => {}
+        LinkState::Connecting => return Ok(IN_PROGRESS),
+        LinkState::Refused(text) => return refused(Refusal::InvalidUsage, text),
+        LinkState::Ready => {}
     }
     if of.is_finalized {
         return finalize(machine, handle);
@@ -217,7 +224,7 @@ fn progress(machine: &mut Machine, handle: Handle) -> Outcome {
 }
 
 /// The state of a communicator that is finalized: it waits for its work, for graphs, and for the other ranks.
-fn finalize(machine: &mut Machine, handle: Handle) -> Outcome {
+fn finalize(machine: &mut Machine, handle: Handle) -> CallOutcome {
     if machine.has_groups(handle) {
         machine.step();
         return Ok(IN_PROGRESS);
@@ -292,7 +299,7 @@ export! {
             let (rank, size) = (rank as usize, ranks as usize);
             let mut gpu = *b"emulated GPU 000";
             gpu[15] = b'0' + device as u8;
-            let link = Link::connect(Name::of_id(&id.bytes), rank, size, gpu);
+            let link = RankLink::connect(CommunicatorName::of_id(&id.bytes), rank, size, gpu);
             let handle = machine.handle();
             machine.communicators.insert(handle, Communicator {
                 device,
@@ -382,7 +389,7 @@ export! {
         communicator: Handle,
         stream: Handle,
     ) {
-        call(communicator, stream, Kind::AllGather, [from as u64, to as u64], count, element)
+        call(communicator, stream, CallKind::AllGather, [from as u64, to as u64], count, element)
     }
 
     fn ncclBroadcast(
@@ -394,7 +401,7 @@ export! {
         communicator: Handle,
         stream: Handle,
     ) {
-        let kind = Kind::Broadcast { root: root as usize };
+        let kind = CallKind::Broadcast { root: root as usize };
         call(communicator, stream, kind, [from as u64, to as u64], count, element)
     }
 
@@ -408,7 +415,7 @@ export! {
         stream: Handle,
     ) {
         let places = [from as u64, to as u64];
-        sum(communicator, stream, Kind::ReduceScatter, places, count, [element, op])
+        sum(communicator, stream, CallKind::ReduceScatter, places, count, [element, op])
     }
 
     fn ncclReduce(
@@ -421,7 +428,7 @@ export! {
         communicator: Handle,
         stream: Handle,
     ) {
-        let (kind, places) = (Kind::Reduce { root: root as usize }, [from as u64, to as u64]);
+        let (kind, places) = (CallKind::Reduce { root: root as usize }, [from as u64, to as u64]);
         sum(communicator, stream, kind, places, count, [element, op])
     }
 
@@ -433,7 +440,7 @@ export! {
         communicator: Handle,
         stream: Handle,
     ) {
-        call(communicator, stream, Kind::Send { to: peer as usize }, [from as u64, 0], count, element)
+        call(communicator, stream, CallKind::Send { to: peer as usize }, [from as u64, 0], count, element)
     }
 
     fn ncclRecv(
@@ -444,6 +451,6 @@ export! {
         communicator: Handle,
         stream: Handle,
     ) {
-        call(communicator, stream, Kind::Receive { from: peer as usize }, [0, to as u64], count, element)
+        call(communicator, stream, CallKind::Receive { from: peer as usize }, [0, to as u64], count, element)
     }
 }

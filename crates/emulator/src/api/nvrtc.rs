@@ -133,7 +133,7 @@ export! {
         let kept = {
             let mut programs = lock_programs();
             let Some(of) = programs.get_mut(&(program as usize)) else { return FAILED };
-            let kept = kept_at(&of.source, &given);
+            let kept = cached_at(&of.source, &given);
             let defines: Vec<&str> = given.iter().filter_map(|option| option.strip_prefix("-D")).collect();
             of.title = format!("{} {}", of.title, defines.join(","));
             if of_ptxas.is_empty() {
@@ -212,7 +212,7 @@ fn lock_programs() -> MutexGuard<'static, BTreeMap<usize, Program>> {
 }
 
 /// The file in which the settings keep the PTX of a program.
-fn kept_at(source: &CStr, options: &[String]) -> Option<PathBuf> {
+fn cached_at(source: &CStr, options: &[String]) -> Option<PathBuf> {
     let folder = SETTINGS.as_ref()?.ptx.as_ref()?;
     let mut hash = DefaultHasher::new();
     let compiler = std::env::var_os(VARIABLE).and_then(|path| Path::new(&path).metadata().ok());

@@ -24,7 +24,7 @@ pub(crate) struct Flow<'k> {
 }
 
 impl<'k> Flow<'k> {
-    pub(crate) fn of(kernel: &'k Kernel) -> Result<Flow<'k>, String> {
+    pub(crate) fn analyse(kernel: &'k Kernel) -> Result<Flow<'k>, String> {
         // Branches name labels until all blocks are known.
         let mut labels: HashMap<u32, u32> = HashMap::new();
         let mut open = Vec::new();

@@ -5,9 +5,9 @@ mod flow;
 mod slots;
 
 use crate::instructions::{Decoder, decode};
-use crate::kernel::{Block, Code, End, Step, Symbols, Traced};
+use crate::kernel::{Code, End, KernelStep, StepBlock, Symbols, Traced};
 use crate::ptx::{Instruction, Kernel, Location, Module, Register, Space, Variable};
-use crate::registers::Slot;
+use crate::registers::RegisterSlot;
 use flow::{Exit, Flow, registers_of};
 use slots::{Allocation, allocate};
 
@@ -35,7 +35,7 @@ pub(crate) fn compile(module: &Module, kernel: &Kernel, globals: &Symbols) -> Re
     }
     let local_bytes = lay_out(of(Space::Local), 0, &mut symbols);
 
-    let flow = Flow::of(kernel)?;
+    let flow = Flow::analyse(kernel)?;
     let Allocation { slots, counts } = allocate(kernel, &flow);
     let digits = module.target.trim_start_matches("sm_").trim_end_matches('a');
     let target = digits.parse().map_err(|_| format!("`{}` is not an architecture", module.target))?;
@@ -50,7 +50,7 @@ pub(crate) fn compile(module: &Module, kernel: &Kernel, globals: &Symbols) -> Re
             let Some(action) = decoded? else { continue };
             let guard = instruction.guard.map(|(register, negated)| decoder.condition(register, negated));
             let traced = traced(module, kernel, instruction, &slots);
-            steps.push(Step { guard, action, location: instruction.location, traced });
+            steps.push(KernelStep { guard, action, location: instruction.location, traced });
         }
         let end = match block.end {
             Exit::Go(to) => End::Go(to),
@@ -58,7 +58,7 @@ pub(crate) fn compile(module: &Module, kernel: &Kernel, globals: &Symbols) -> Re
                 End::Branch { condition: decoder.condition(predicate, negated), taken, otherwise }
             }
         };
-        blocks.push(Block { steps, end, end_location: block.end_location });
+        blocks.push(StepBlock { steps, end, end_location: block.end_location });
     }
     if !blocks.iter().any(|block| block.steps.iter().any(|step| step.traced.is_some())) {
         crate::trace::report_none(&kernel.name, &module.files);
@@ -85,7 +85,7 @@ fn traced(
     module: &Module,
     kernel: &Kernel,
     instruction: &Instruction,
-    slots: &[Slot],
+    slots: &[RegisterSlot],
 ) -> Option<Box<Traced>> {
     let trace = crate::trace::wanted()?;
     let Location { file, line, inlined_at } = kernel.locations[instruction.location as usize];

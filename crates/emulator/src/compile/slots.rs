@@ -6,11 +6,11 @@
 
 use super::flow::{Exit, Flow, is_asynchronous, registers_of};
 use crate::ptx::{Class, Kernel, Register};
-use crate::registers::{Slot, SlotCounts};
+use crate::registers::{RegisterSlot, SlotCounts};
 
 /// The slot of each register of a kernel.
 pub(crate) struct Allocation {
-    pub(crate) slots: Vec<Slot>,
+    pub(crate) slots: Vec<RegisterSlot>,
     pub(crate) counts: SlotCounts,
 }
 
@@ -53,10 +53,10 @@ pub(crate) fn allocate(kernel: &Kernel, flow: &Flow<'_>) -> Allocation {
     let intervals = intervals(kernel, flow);
     let mut order: Vec<usize> = (0..intervals.len()).filter(|&n| intervals[n].is_some()).collect();
     order.sort_by_key(|&n| intervals[n]);
-    let (mut slots, mut counts) = (vec![Slot(0); intervals.len()], SlotCounts::default());
+    let (mut slots, mut counts) = (vec![RegisterSlot(0); intervals.len()], SlotCounts::default());
     // Slots in use with the end of their interval, and those given back, by class.
-    let mut busy: [Vec<(usize, Slot)>; 4] = Default::default();
-    let mut free: [Vec<Slot>; 4] = Default::default();
+    let mut busy: [Vec<(usize, RegisterSlot)>; 4] = Default::default();
+    let mut free: [Vec<RegisterSlot>; 4] = Default::default();
     for n in order {
         let Some((start, end)) = intervals[n] else { continue };
         let class = kernel.registers[n];
@@ -69,9 +69,9 @@ pub(crate) fn allocate(kernel: &Kernel, flow: &Flow<'_>) -> Allocation {
             is_busy
         });
         let slot = free.pop().unwrap_or_else(|| {
-            let count = counts.of(class);
+            let count = counts.count_mut(class);
             *count += 1;
-            Slot(*count as u16 - 1)
+            RegisterSlot(*count as u16 - 1)
         });
         busy.push((end, slot));
         slots[n] = slot;

@@ -10,7 +10,7 @@
 //! last kept one.
 
 use super::matrix::Matrix;
-use super::{Element, Layout, ScaleMode};
+use super::{Element, GemmLayout, ScaleMode};
 use crate::kernel::context::vectorized;
 use crate::memory::Memory;
 
@@ -54,7 +54,7 @@ impl Scales {
             ScaleMode::Vector128 => (rows, blocks, rows),
             ScaleMode::Block128 => (blocks, rows.div_ceil(PROMOTION_LENGTH), blocks.next_multiple_of(4)),
         };
-        let layout = Layout { element: Element::F32, rows: length, columns, leading };
+        let layout = GemmLayout { element: Element::F32, rows: length, columns, leading };
         let name = if operand == "A" { "A's scales" } else { "B's scales" };
         let values = match address {
             0 => vec![1.0],

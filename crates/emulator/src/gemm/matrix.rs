@@ -1,6 +1,6 @@
 //! A matrix in device memory, read and written as f32.
 
-use super::{Element, Layout};
+use super::{Element, GemmLayout};
 use crate::memory::{Memory, Unreadable};
 use crate::numbers::{E4M3, E5M2, from_bf16, to_bf16};
 use bytemuck::Pod;
@@ -10,7 +10,7 @@ use bytemuck::Pod;
 pub(super) struct Matrix {
     pub(super) name: &'static str,
     pub(super) address: u64,
-    pub(super) layout: Layout,
+    pub(super) layout: GemmLayout,
 }
 
 impl Matrix {
@@ -31,7 +31,7 @@ impl Matrix {
 
     /// Addresses of the contiguous parts of memory, and the number of elements in each.
     fn parts(&self) -> (impl Iterator<Item = u64> + use<>, usize) {
-        let Layout { element, rows, columns, leading } = self.layout;
+        let GemmLayout { element, rows, columns, leading } = self.layout;
         let (parts, length) = if leading == rows { (1, rows * columns) } else { (columns, rows) };
         let (address, step) = (self.address, leading * element.bytes());
         ((0..parts).map(move |part| address + (part * step) as u64), length)

@@ -42,7 +42,7 @@ pub(crate) struct Objects {
     /// The device of each library handle.
     pub(crate) libraries: HashMap<usize, usize>,
     pub(crate) descs: HashMap<usize, Desc>,
-    pub(crate) layouts: HashMap<usize, Layout>,
+    pub(crate) layouts: HashMap<usize, GemmLayout>,
     pub(crate) preferences: HashMap<usize, Preference>,
 }
 
@@ -77,7 +77,7 @@ impl Element {
 
 /// A matrix layout: columns are stored one after the other and start `leading` elements apart.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
+pub(crate) struct GemmLayout {
     pub(crate) element: Element,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
@@ -219,7 +219,7 @@ impl Algorithm {
     }
 
     /// Decodes a `cublasLtMatmulAlgo_t`.
-    pub(crate) fn of(words: [u64; 8]) -> Result<Algorithm, Refusal> {
+    pub(crate) fn decode(words: [u64; 8]) -> Result<Algorithm, Refusal> {
         Algorithm::ALL.into_iter().find(|of| of.words() == words).ok_or(Refusal::InvalidValue)
     }
 

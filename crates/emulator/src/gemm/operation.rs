@@ -5,7 +5,7 @@
 
 use super::fp8::{self, Scales};
 use super::matrix::Matrix;
-use super::{Algorithm, Desc, Element, Layout, Preference, Refusal, ScaleMode, plain};
+use super::{Algorithm, Desc, Element, GemmLayout, Preference, Refusal, ScaleMode, plain};
 use crate::memory::Memory;
 use crate::numbers::{E4M3, E5M2};
 use crate::poison::POISON;
@@ -14,17 +14,17 @@ use crate::work::GemmWork;
 
 /// A GEMM that the library accepts, without the addresses of its matrices.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Gemm {
+pub(crate) struct GemmOperation {
     /// m, n, k.
     sizes: [usize; 3],
     desc: Desc,
     /// Layouts of A, B, C and D.
-    layouts: [Layout; 4],
+    layouts: [GemmLayout; 4],
 }
 
 /// Arguments of one call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Operands {
+pub(crate) struct CallOperands {
     pub(crate) alpha: f32,
     pub(crate) beta: f32,
     /// Addresses of A, B, C and D.
@@ -40,11 +40,11 @@ const FP8_MULTIPLE: usize = 16;
 /// Alignment of the workspace, in bytes.
 const WORKSPACE_ALIGNMENT: u64 = 256;
 
-impl Gemm {
+impl GemmOperation {
     /// The GEMM of a descriptor and the layouts of A, B, C and D. Refused if `arch` does not support it.
-    pub(crate) fn new(arch: Arch, desc: Desc, layouts: [Layout; 4]) -> Result<Gemm, Refusal> {
+    pub(crate) fn new(arch: Arch, desc: Desc, layouts: [GemmLayout; 4]) -> Result<GemmOperation, Refusal> {
         let [a, b, c, d] = layouts;
-        let size = |layout: Layout, is_swapped: bool| match is_swapped {
+        let size = |layout: GemmLayout, is_swapped: bool| match is_swapped {
             true => (layout.columns, layout.rows),
             false => (layout.rows, layout.columns),
         };
@@ -55,7 +55,7 @@ impl Gemm {
         if !sizes_agree || !are_stored || !has_pointer || c.element != d.element {
             return Err(Refusal::InvalidValue);
         }
-        let gemm = Gemm { sizes: [m, n, k], desc, layouts };
+        let gemm = GemmOperation { sizes: [m, n, k], desc, layouts };
         let is_supported = match (a.element, b.element, d.element) {
             (Element::F32, Element::F32, Element::F32)
             | (Element::Bf16, Element::Bf16, Element::F32 | Element::Bf16) => {
@@ -70,7 +70,7 @@ impl Gemm {
     }
 
     fn is_supported_fp8(&self, arch: Arch) -> bool {
-        let Gemm { sizes, desc, layouts: [a, b, c, d] } = *self;
+        let GemmOperation { sizes, desc, layouts: [a, b, c, d] } = *self;
         let is_hopper = arch == Arch { major: 9, minor: 0 };
         let has_modes = match desc.scale_modes {
             [ScaleMode::Tensor, ScaleMode::Tensor] => arch >= Arch { major: 8, minor: 9 },
@@ -117,8 +117,8 @@ impl Gemm {
     }
 
     /// The GEMM of these operands as work for a stream.
-    pub(crate) fn work(self, algorithm: Algorithm, operands: Operands) -> Result<GemmWork, Refusal> {
-        let Operands { matrices, workspace, workspace_bytes, .. } = operands;
+    pub(crate) fn work(self, algorithm: Algorithm, operands: CallOperands) -> Result<GemmWork, Refusal> {
+        let CallOperands { matrices, workspace, workspace_bytes, .. } = operands;
         let needed = algorithm.workspace_bytes();
         let has_workspace = needed <= workspace_bytes && (needed == 0 || workspace != 0);
         if !has_workspace || !workspace.is_multiple_of(WORKSPACE_ALIGNMENT) || matrices.contains(&0) {
@@ -137,8 +137,8 @@ impl Gemm {
         })
     }
 
-    fn run(&self, memory: &Memory, algorithm: Algorithm, operands: &Operands) -> Result<(), String> {
-        let ([m, n, _], Operands { alpha, beta, matrices, .. }) = (self.sizes, *operands);
+    fn run(&self, memory: &Memory, algorithm: Algorithm, operands: &CallOperands) -> Result<(), String> {
+        let ([m, n, _], CallOperands { alpha, beta, matrices, .. }) = (self.sizes, *operands);
         overwrite(memory, operands.workspace, algorithm.workspace_bytes())?;
         let names = ["A", "B", "C", "D"];
         let [a, b, c, d] = std::array::from_fn(|of| Matrix {
@@ -164,7 +164,7 @@ impl Gemm {
         let c = if beta != 0.0 { c.read(memory)? } else { vec![0.0; m * n] };
         let bias = match self.desc.has_bias {
             true => {
-                let layout = Layout { element: d.layout.element, rows: m, columns: 1, leading: m };
+                let layout = GemmLayout { element: d.layout.element, rows: m, columns: 1, leading: m };
                 Matrix { name: "the bias", address: self.desc.bias, layout }.read(memory)?
             }
             false => vec![0.0; m],

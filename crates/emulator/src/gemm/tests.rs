@@ -1,6 +1,6 @@
 //! GEMMs in device memory.
 
-use super::operation::{Gemm, Operands};
+use super::operation::{CallOperands, GemmOperation};
 use super::*;
 use crate::memory::Memory;
 use crate::numbers::{E4M3, E5M2, from_bf16, to_bf16};
@@ -37,7 +37,7 @@ fn decode(element: Element, bytes: &[u8]) -> Vec<f32> {
 
 /// A matrix in memory, filled with random numbers between gaps.
 struct Stored {
-    layout: Layout,
+    layout: GemmLayout,
     address: u64,
     values: Vec<f32>,
 }
@@ -50,7 +50,7 @@ impl Stored {
         [rows, columns]: [usize; 2],
         gap: usize,
     ) -> Stored {
-        let layout = Layout { element, rows, columns, leading: rows + gap };
+        let layout = GemmLayout { element, rows, columns, leading: rows + gap };
         let number = |at: usize, random: &mut Random| match at % layout.leading < rows {
             true => random.below(1 << 16) as f32 / (1 << 14) as f32 - 2.0,
             false => GAP,
@@ -140,16 +140,16 @@ impl Case {
         scales[of].at(row, column, false)
     }
 
-    fn layouts(&self) -> [Layout; 4] {
+    fn layouts(&self) -> [GemmLayout; 4] {
         self.matrices.each_ref().map(|of| of.layout)
     }
 
-    fn gemm(&self) -> Result<Gemm, Refusal> {
-        Gemm::new(HOPPER, self.desc, self.layouts())
+    fn gemm(&self) -> Result<GemmOperation, Refusal> {
+        GemmOperation::new(HOPPER, self.desc, self.layouts())
     }
 
-    fn operands(&self, alpha: f32, beta: f32) -> Operands {
-        Operands {
+    fn operands(&self, alpha: f32, beta: f32) -> CallOperands {
+        CallOperands {
             alpha,
             beta,
             matrices: self.matrices.each_ref().map(|of| of.address),
@@ -158,7 +158,7 @@ impl Case {
         }
     }
 
-    fn run(&self, algorithm: Algorithm, operands: Operands) -> Result<(), String> {
+    fn run(&self, algorithm: Algorithm, operands: CallOperands) -> Result<(), String> {
         (self.gemm().unwrap().work(algorithm, operands).unwrap().run)(&self.memory)
     }
 
@@ -265,7 +265,7 @@ fn unsupported_gemms_are_refused() {
     }
 
     let on = |case: &Case, [major, minor]: [u32; 2]| {
-        Gemm::new(Arch { major, minor }, case.desc, case.layouts()).err()
+        GemmOperation::new(Arch { major, minor }, case.desc, case.layouts()).err()
     };
     let taken = || fp8([32, 48, 64], Element::E4m3, Element::E4m3, Element::F32);
     assert_eq!([[8, 9], [9, 0], [10, 0]].map(|arch| on(&taken(), arch)), [None; 3]);
@@ -312,12 +312,12 @@ fn attributes_have_their_sizes_and_algorithms_their_words() {
     assert_eq!(desc.set(99, &1i32.to_le_bytes()), Err(Refusal::InvalidValue));
     assert_eq!(Desc::new(77, 0).err(), Some(Refusal::NotSupported));
     for algorithm in Algorithm::ALL {
-        assert_eq!(Algorithm::of(algorithm.words()), Ok(algorithm));
+        assert_eq!(Algorithm::decode(algorithm.words()), Ok(algorithm));
         let mut words = algorithm.words();
         words[7] = 1;
-        assert_eq!(Algorithm::of(words), Err(Refusal::InvalidValue));
+        assert_eq!(Algorithm::decode(words), Err(Refusal::InvalidValue));
     }
-    assert_eq!(Algorithm::of([0; 8]), Err(Refusal::InvalidValue));
+    assert_eq!(Algorithm::decode([0; 8]), Err(Refusal::InvalidValue));
 }
 
 #[test]
@@ -350,11 +350,13 @@ fn a_call_needs_pointers_and_its_workspace() {
             assert_eq!(refused(algorithm, wrong), Some(Refusal::NotSupported));
         }
     }
-    let short = Operands { workspace_bytes: 1 << 10, ..whole };
+    let short = CallOperands { workspace_bytes: 1 << 10, ..whole };
     assert_eq!(refused(Algorithm::Whole, short), None);
-    for wrong in
-        [short, Operands { workspace: 0, ..whole }, Operands { workspace: whole.workspace + 16, ..whole }]
-    {
+    for wrong in [
+        short,
+        CallOperands { workspace: 0, ..whole },
+        CallOperands { workspace: whole.workspace + 16, ..whole },
+    ] {
         assert_eq!(refused(Algorithm::Split, wrong), Some(Refusal::InvalidValue));
     }
 }

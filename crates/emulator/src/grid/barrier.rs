@@ -1,8 +1,8 @@
 //! Barriers of a block.
 
-use super::group::{Group, Place, Waits, merge};
-use crate::fault::{Fault, FaultKind, Outcome};
-use crate::kernel::context::Context;
+use super::group::{LaneGroup, Place, Waits, merge};
+use crate::fault::{FaultKind, Outcome, ThreadFault};
+use crate::kernel::context::WarpContext;
 use crate::kernel::{Action, Barrier, Code, ReductionKind, Target};
 use crate::registers::{LANES, Registers};
 
@@ -37,13 +37,13 @@ impl Barriers {
     /// Counts the active lanes at a barrier; returns its number if they wait.
     pub(super) fn arrive(
         &mut self,
-        cx: &mut Context<'_>,
+        cx: &mut WarpContext<'_>,
         barrier: &Barrier,
         place: Place,
     ) -> Outcome<Option<usize>> {
         let of_block = cx.launch.block.iter().product::<u32>();
         let lane = cx.active.trailing_zeros();
-        let fault = |problem: String| Fault::new(lane, FaultKind::Synchronisation, problem);
+        let fault = |problem: String| ThreadFault::new(lane, FaultKind::Synchronisation, problem);
         let number = cx.value(barrier.number)?[lane as usize] as usize;
         let expected = match barrier.threads {
             Some(threads) => cx.value(threads)?[lane as usize],
@@ -87,7 +87,7 @@ impl Barriers {
     pub(super) fn release<'w>(
         &mut self,
         code: &Code,
-        warps: impl Iterator<Item = (&'w mut Registers, &'w mut Vec<Group>)>,
+        warps: impl Iterator<Item = (&'w mut Registers, &'w mut Vec<LaneGroup>)>,
         (barrier, threads): (usize, u32),
     ) {
         let Arrivals { holding, .. } = std::mem::take(&mut self.arrivals[barrier]);

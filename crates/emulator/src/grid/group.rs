@@ -7,7 +7,7 @@ pub(super) type Place = (u32, u32);
 
 /// Lanes of a warp at the same place.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Group {
+pub(super) struct LaneGroup {
     pub(super) place: Place,
     pub(super) lanes: u32,
     pub(super) waits: Waits,
@@ -27,7 +27,7 @@ pub(super) enum Waits {
 }
 
 /// Joins groups at the same place.
-pub(super) fn merge(groups: &mut Vec<Group>) {
+pub(super) fn merge(groups: &mut Vec<LaneGroup>) {
     if groups.len() > 1 {
         groups.sort_by_key(|group| (group.place, group.waits));
         groups.dedup_by(|next, kept| {

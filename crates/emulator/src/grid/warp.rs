@@ -1,16 +1,16 @@
 //! A warp's turn: its lanes diverge, run to the end of their basic blocks, wait for one another and converge.
 
 use super::barrier::Barriers;
-use super::group::{Group, Place, Waits, merge};
-use crate::fault::{Fault, FaultKind, Outcome};
+use super::group::{LaneGroup, Place, Waits, merge};
+use crate::fault::{FaultKind, Outcome, ThreadFault};
 use crate::instructions::advance_wgmma;
-use crate::kernel::cluster::{Awaited, Cluster, Event};
-use crate::kernel::context::{Asynchronous, CommitGroups, Context, Launch, Position, Source};
+use crate::kernel::cluster::{Awaited, Cluster, ClusterEvent};
+use crate::kernel::context::{Asynchronous, CommitGroups, Launch, Position, Source, WarpContext};
 use crate::kernel::{Action, Code, End, Execute, Poll};
 use crate::memory::Local;
 use crate::races::Races;
 use crate::random::Random;
-use crate::registers::{LANES, Registers, Slot, lanes_of};
+use crate::registers::{LANES, RegisterSlot, Registers, lanes_of};
 use crate::trace;
 use std::collections::HashSet;
 
@@ -22,7 +22,7 @@ pub(super) struct Warp {
     pub(super) registers: Registers,
     pub(super) local: Local,
     pub(super) asynchronous: Asynchronous,
-    pub(super) groups: Vec<Group>,
+    pub(super) groups: Vec<LaneGroup>,
     /// Rank of the block in its cluster.
     pub(super) rank: u32,
     pub(super) first_thread: u32,
@@ -80,14 +80,14 @@ impl Warp {
     }
 
     /// Lets lanes check again that wait for an event.
-    pub(super) fn wake(&mut self, event: Event) {
-        if event == Event::Cluster {
+    pub(super) fn wake(&mut self, event: ClusterEvent) {
+        if event == ClusterEvent::Cluster {
             self.asynchronous.arrived_now = 0;
         }
         self.release(None, |awaited, rank| match (awaited, event) {
-            (Awaited::Mbarrier(at, _), Event::Mbarrier(of)) => at == of,
-            (Awaited::Cluster, Event::Cluster) | (Awaited::Launch, Event::Launch) => true,
-            (Awaited::Registers, Event::Registers(of)) => rank == of,
+            (Awaited::Mbarrier(at, _), ClusterEvent::Mbarrier(of)) => at == of,
+            (Awaited::Cluster, ClusterEvent::Cluster) | (Awaited::Launch, ClusterEvent::Launch) => true,
+            (Awaited::Registers, ClusterEvent::Registers(of)) => rank == of,
             _ => false,
         });
     }
@@ -119,19 +119,19 @@ impl Warp {
 }
 
 /// A fault and its place in the source.
-pub(super) struct Failure {
-    pub(super) fault: Box<Fault>,
+pub(super) struct WarpFailure {
+    pub(super) fault: Box<ThreadFault>,
     pub(super) location: u32,
 }
 
-impl Failure {
+impl WarpFailure {
     /// A fault of a step at this place, unless the fault names another one.
-    fn new(fault: Box<Fault>, location: u32) -> Failure {
-        Failure { location: fault.location.unwrap_or(location), fault }
+    fn new(fault: Box<ThreadFault>, location: u32) -> WarpFailure {
+        WarpFailure { location: fault.location.unwrap_or(location), fault }
     }
 
     /// Adds to the use of an uninitialised value what may not have been waited for.
-    fn explained(mut self, cx: &Context<'_>) -> Failure {
+    fn explained(mut self, cx: &WarpContext<'_>) -> WarpFailure {
         if self.fault.kind != FaultKind::Uninitialised {
             return self;
         }
@@ -171,9 +171,9 @@ impl Turn<'_> {
         cluster: &mut Cluster,
         random: &mut Random,
         [budget, ahead]: [u64; 2],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), WarpFailure> {
         let Warp { registers, local, asynchronous, groups, rank, first_thread, .. } = warp;
-        let mut cx = Context {
+        let mut cx = WarpContext {
             launch: self.launch,
             registers,
             active: 0,
@@ -189,11 +189,11 @@ impl Turn<'_> {
         };
         while cx.asynchronous.wgmma.all().next().is_some() && cx.random.below(2) == 0 {
             cx.active = u32::MAX;
-            advance_wgmma(&mut cx).map_err(|fault| Failure::new(fault, 0))?;
+            advance_wgmma(&mut cx).map_err(|fault| WarpFailure::new(fault, 0))?;
         }
         while self.steps < budget && !self.has_signalled && self.barriers.complete.is_empty() {
             merge(groups);
-            let is_ready = |group: &Group| group.waits == Waits::Nothing;
+            let is_ready = |group: &LaneGroup| group.waits == Waits::Nothing;
             let index =
                 if ahead != 0 { groups.iter().rposition(is_ready) } else { groups.iter().position(is_ready) };
             let Some(index) = index else { break };
@@ -209,10 +209,10 @@ impl Turn<'_> {
     /// `groups`.
     fn run_block(
         &mut self,
-        cx: &mut Context<'_>,
-        mut group: Group,
-        groups: &mut Vec<Group>,
-    ) -> Result<(), Failure> {
+        cx: &mut WarpContext<'_>,
+        mut group: LaneGroup,
+        groups: &mut Vec<LaneGroup>,
+    ) -> Result<(), WarpFailure> {
         let Some(block) = self.launch.code.blocks.get(group.place.0 as usize) else {
             // End of the kernel: these lanes exit. Waiting lanes may have waited only for these.
             for other in groups.iter_mut().filter(|other| matches!(other.waits, Waits::Warp(_))) {
@@ -225,7 +225,7 @@ impl Turn<'_> {
         };
         let first = group.place.1 as usize;
         for (n, step) in block.steps.iter().enumerate().skip(first) {
-            let at = |fault| Failure::new(fault, step.location);
+            let at = |fault| WarpFailure::new(fault, step.location);
             let (here, next) = ((group.place.0, n as u32), (group.place.0, n as u32 + 1));
             self.steps += 1;
             cx.active = group.lanes;
@@ -247,9 +247,9 @@ impl Turn<'_> {
                     let waits = self.barriers.arrive(cx, barrier, here).map_err(at)?;
                     let Some(number) = waits else { continue };
                     if cx.active != group.lanes {
-                        groups.push(Group { place: next, lanes: group.lanes & !cx.active, ..group });
+                        groups.push(LaneGroup { place: next, lanes: group.lanes & !cx.active, ..group });
                     }
-                    groups.push(Group { place: here, lanes: cx.active, waits: Waits::Barrier(number) });
+                    groups.push(LaneGroup { place: here, lanes: cx.active, waits: Waits::Barrier(number) });
                     return Ok(());
                 }
                 Action::Signal(execute) => {
@@ -270,11 +270,11 @@ impl Turn<'_> {
                 trace::print(cx, traced, step.location).map_err(at)?;
             }
             if self.has_signalled {
-                groups.push(Group { place: next, ..group });
+                groups.push(LaneGroup { place: next, ..group });
                 return Ok(());
             }
         }
-        let at = |fault| Failure::new(fault, block.end_location);
+        let at = |fault| WarpFailure::new(fault, block.end_location);
         self.steps += 1;
         cx.active = group.lanes;
         match block.end {
@@ -285,7 +285,7 @@ impl Turn<'_> {
                 group.place = (if goes != 0 { taken } else { otherwise }, 0);
                 group.lanes = if goes != 0 { goes } else { stays };
                 if goes != 0 && stays != 0 {
-                    groups.push(Group { place: (otherwise, 0), lanes: stays, waits: Waits::Nothing });
+                    groups.push(LaneGroup { place: (otherwise, 0), lanes: stays, waits: Waits::Nothing });
                 }
             }
         }
@@ -295,7 +295,7 @@ impl Turn<'_> {
 }
 
 /// A fault if lanes exit without a wait for asynchronous work that uses registers or shared memory.
-fn check_exit(cx: &Context<'_>, lanes: u32) -> Result<(), Failure> {
+fn check_exit(cx: &WarpContext<'_>, lanes: u32) -> Result<(), WarpFailure> {
     let Asynchronous { wgmma, bulk, .. } = &*cx.asynchronous;
     let wgmma = wgmma.all().next().map(|wgmma| (lanes.trailing_zeros() as usize, wgmma.location));
     let mut stores = lanes_of(lanes).flat_map(|lane| {
@@ -307,24 +307,24 @@ fn check_exit(cx: &Context<'_>, lanes: u32) -> Result<(), Failure> {
         Some(_) => "exits without `wgmma.wait_group` for this `wgmma`",
         None => "exits without `cp.async.bulk.wait_group.read` for this copy, which reads its shared memory",
     };
-    let fault = Fault::new(lane as u32, FaultKind::Synchronisation, problem);
-    Err(Failure { fault, location })
+    let fault = ThreadFault::new(lane as u32, FaultKind::Synchronisation, problem);
+    Err(WarpFailure { fault, location })
 }
 
 /// Checks what active lanes wait for. Those that wait for something else check it later. Returns true if the
 /// active lanes wait, and are among `groups`.
 fn checked(
-    cx: &mut Context<'_>,
+    cx: &mut WarpContext<'_>,
     poll: &Poll,
-    done: Option<Slot>,
+    done: Option<RegisterSlot>,
     place: Place,
-    groups: &mut Vec<Group>,
+    groups: &mut Vec<LaneGroup>,
 ) -> Outcome<bool> {
     let all = cx.active;
     let awaited = poll(cx)?;
     let others = all & !cx.active;
     if others != 0 {
-        groups.push(Group { place, lanes: others, waits: Waits::Nothing });
+        groups.push(LaneGroup { place, lanes: others, waits: Waits::Nothing });
     }
     let Some(awaited) = awaited else { return Ok(false) };
     if let Some(done) = done
@@ -333,19 +333,19 @@ fn checked(
         cx.write_predicate(done, 0, 0);
         return Ok(false);
     }
-    groups.push(Group { place, lanes: cx.active, waits: Waits::Event(awaited) });
+    groups.push(LaneGroup { place, lanes: cx.active, waits: Waits::Event(awaited) });
     Ok(true)
 }
 
 /// Executes a warp-wide instruction in those lanes of a group that have the same mask, once all lanes of the
 /// mask are there. Returns true if the group waits or has moved on; its lanes are then among `groups`.
 fn together(
-    cx: &mut Context<'_>,
+    cx: &mut WarpContext<'_>,
     members: Source<u32>,
     execute: &Execute,
     place: Place,
-    group: &mut Group,
-    groups: &mut Vec<Group>,
+    group: &mut LaneGroup,
+    groups: &mut Vec<LaneGroup>,
 ) -> Outcome<bool> {
     // Lanes with a different mask execute it separately.
     let (mask, others) = match members {
@@ -359,7 +359,7 @@ fn together(
     };
     if cx.active & others != 0 {
         cx.active &= !others;
-        groups.push(Group { place, lanes: group.lanes & !cx.active, ..*group });
+        groups.push(LaneGroup { place, lanes: group.lanes & !cx.active, ..*group });
         group.lanes = cx.active;
     }
     let live = groups.iter().fold(group.lanes, |all, group| all | group.lanes);
@@ -367,7 +367,7 @@ fn together(
     let unnamed = cx.active & !needed;
     if unnamed != 0 {
         let problem = format!("the mask {mask:#x} does not contain the lane itself");
-        return Err(Fault::new(unnamed.trailing_zeros(), FaultKind::Synchronisation, problem));
+        return Err(ThreadFault::new(unnamed.trailing_zeros(), FaultKind::Synchronisation, problem));
     }
     if cx.active == needed {
         execute(cx)?;
@@ -375,19 +375,19 @@ fn together(
     }
     // Lanes that already wait here with this mask.
     let waits = Waits::Warp(mask);
-    let is_here = |other: &Group| other.place == place && other.waits == waits;
+    let is_here = |other: &LaneGroup| other.place == place && other.waits == waits;
     let here = groups.iter().filter(|other| is_here(other)).fold(cx.active, |all, other| all | other.lanes);
     let next = (place.0, place.1 + 1);
     if cx.active != group.lanes {
-        groups.push(Group { place: next, lanes: group.lanes & !cx.active, ..*group });
+        groups.push(LaneGroup { place: next, lanes: group.lanes & !cx.active, ..*group });
     }
     groups.retain(|other| !is_here(other));
     if here & needed == needed {
         cx.active = needed;
         execute(cx)?;
-        groups.push(Group { place: next, lanes: here, waits: Waits::Nothing });
+        groups.push(LaneGroup { place: next, lanes: here, waits: Waits::Nothing });
     } else {
-        groups.push(Group { place, lanes: here, waits });
+        groups.push(LaneGroup { place, lanes: here, waits });
     }
     Ok(true)
 }

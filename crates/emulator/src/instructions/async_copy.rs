@@ -6,7 +6,7 @@
 use super::memory::Address;
 use super::{Decoded, Decoder, lanes, unknown};
 use crate::fault::Outcome;
-use crate::kernel::context::{Context, PendingCopy, Source, groups};
+use crate::kernel::context::{PendingCopy, Source, WarpContext, groups};
 use crate::ptx::{Instruction, Operand, Space};
 use crate::registers::lanes_of;
 
@@ -21,7 +21,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 [source_bytes] => d.source(source_bytes)?,
                 _ => Source::Constant(bytes),
             };
-            let (target, source) = (Address::of(d, target)?, Address::of(d, source)?);
+            let (target, source) = (Address::decode(d, target)?, Address::decode(d, source)?);
             lanes(Box::new(move |cx| start(cx, &target, &source, bytes, source_bytes)))
         }
         (&["async", "commit_group"], []) => lanes(Box::new(|cx| {
@@ -50,7 +50,7 @@ fn wait(left: usize, commits: bool) -> Decoded {
 }
 
 fn start(
-    cx: &mut Context<'_>,
+    cx: &mut WarpContext<'_>,
     target: &Address,
     source: &Address,
     bytes: u32,
@@ -79,7 +79,7 @@ fn start(
     Ok(())
 }
 
-fn finish(cx: &mut Context<'_>, lane: usize, copies: Vec<PendingCopy>) -> Outcome {
+fn finish(cx: &mut WarpContext<'_>, lane: usize, copies: Vec<PendingCopy>) -> Outcome {
     cx.changed = true;
     for PendingCopy { target, source, bytes, source_bytes } in copies {
         cx.note_copy(lane, target, source, [source_bytes as u64, bytes as u64])?;

@@ -5,7 +5,7 @@ use super::{AnySource, Decoded, Decoder, lanes, unknown};
 use crate::fault::Outcome;
 use crate::numbers::{canonical, flush};
 use crate::ptx::{Instruction, Space};
-use crate::races::{Kind, Scope};
+use crate::races::{AccessKind, Scope};
 use crate::registers::{LANES, lanes_of, uninitialised};
 
 /// Computes the new value from the old value and the operand.
@@ -19,7 +19,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     let operation = *parts.iter().find(is_operation).ok_or("no operation")?;
     let mut modifiers: Vec<&str> = parts.iter().copied().filter(|part| *part != operation).collect();
     modifiers.push(ty);
-    let access = Access::of(instruction, &modifiers)?;
+    let access = Access::decode(instruction, &modifiers)?;
     let update: Update = match (operation, ty) {
         ("add", "u32" | "s32") => |old, x| u64::from((old as u32).wrapping_add(x as u32)),
         ("add", "u64" | "s64") => |old, x| old.wrapping_add(x),
@@ -56,8 +56,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         (_, [address, value]) if operation != "cas" => (address, value, None),
         _ => return unknown(instruction),
     };
-    let address = Address::of(d, address)?;
-    let mut kind = access.kind.with(Kind::UPDATE);
+    let address = Address::decode(d, address)?;
+    let mut kind = access.kind.with(AccessKind::UPDATE);
     kind.scope.get_or_insert(Scope::Gpu);
     let values = d.elements(first).iter().map(|value| d.any(value)).collect::<Decoded<Vec<AnySource>>>()?;
     if values.len() != access.count || (target.is_some() && access.count > 1) {

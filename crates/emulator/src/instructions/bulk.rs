@@ -6,9 +6,9 @@
 use super::mbarrier::{Barrier, of_lane};
 use super::memory::{Address, located};
 use super::{Decoded, Decoder, lanes, unknown};
-use crate::fault::{Fault, FaultKind, Outcome};
-use crate::kernel::cluster::{BulkCopy, Completion, Piece, Reduction, SharedPlace};
-use crate::kernel::context::{BulkStore, Context, Source, groups};
+use crate::fault::{FaultKind, Outcome, ThreadFault};
+use crate::kernel::cluster::{BulkCopy, Completion, CopyPiece, Reduction, SharedPlace};
+use crate::kernel::context::{BulkStore, Source, WarpContext, groups};
 use crate::memory::Bytes;
 use crate::ptx::{Instruction, Operand, Space};
 use crate::registers::lanes_of;
@@ -28,7 +28,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         parts.remove(n);
         operands = others;
     }
-    let source = |operand: &Operand| Address::of(d, operand);
+    let source = |operand: &Operand| Address::decode(d, operand);
     let barrier = |operand| Ok::<_, String>(Barrier { space: Space::Cluster, address: source(operand)? });
     let location = instruction.location;
     match (&parts[..], operands) {
@@ -37,7 +37,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             [to, from, bytes, at, mask @ ..],
         ) if is_cast(cast, mask) => {
             let (from, bytes) = (source(from)?, d.source::<u32>(bytes)?);
-            let load = Load::of(d, to, barrier(at)?, mask, BULK, location)?;
+            let load = BulkLoad::decode(d, to, barrier(at)?, mask, BULK, location)?;
             lanes(Box::new(move |cx| {
                 let (from, bytes) = (from.read(cx)?, cx.value(bytes)?);
                 load.issue(cx, |cx, lane, shared| {
@@ -49,8 +49,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             ["async", "bulk", "tensor", dimensions, "shared::cluster", "global", COMPLETES, cast @ ..],
             [to, Operand::Box(map, coordinates), at, mask @ ..],
         ) if is_cast(cast, mask) => {
-            let tensor = Tensor::of(d, dimensions, map, coordinates)?;
-            let load = Load::of(d, to, barrier(at)?, mask, TENSOR, location)?;
+            let tensor = TensorBox::decode(d, dimensions, map, coordinates)?;
+            let load = BulkLoad::decode(d, to, barrier(at)?, mask, TENSOR, location)?;
             lanes(Box::new(move |cx| {
                 load.issue(cx, |cx, lane, shared| {
                     let (map, at) = tensor.read(cx, lane)?;
@@ -108,7 +108,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             ["async", "bulk", "prefetch", "tensor", dimensions, "L2", "global"],
             [Operand::Box(map, coordinates)],
         ) => {
-            let tensor = Tensor::of(d, dimensions, map, coordinates)?;
+            let tensor = TensorBox::decode(d, dimensions, map, coordinates)?;
             lanes(Box::new(move |cx| {
                 lanes_of(cx.active).try_for_each(|lane| tensor.read(cx, lane).map(|_| ()))
             }))
@@ -133,7 +133,7 @@ fn is_cast(parts: &[&str], mask: &[Operand]) -> bool {
 }
 
 /// A copy to shared memory.
-struct Load {
+struct BulkLoad {
     to: Barrier,
     at: Barrier,
     mask: Option<Source<u16>>,
@@ -141,33 +141,33 @@ struct Load {
     location: u32,
 }
 
-impl Load {
-    fn of(
+impl BulkLoad {
+    fn decode(
         d: &Decoder<'_>,
         to: &Operand,
         at: Barrier,
         mask: &[Operand],
         align: u64,
         location: u32,
-    ) -> Decoded<Load> {
-        let to = Barrier { space: Space::Cluster, address: Address::of(d, to)? };
+    ) -> Decoded<BulkLoad> {
+        let to = Barrier { space: Space::Cluster, address: Address::decode(d, to)? };
         let mask = mask.first().map(|mask| d.source(mask)).transpose()?;
-        Ok(Load { to, at, mask, align, location })
+        Ok(BulkLoad { to, at, mask, align, location })
     }
 
     /// Issues the copies of all active lanes; `pieces` returns those of a lane from an offset in
     /// shared memory, and the swizzle.
     fn issue(
         &self,
-        cx: &mut Context<'_>,
-        pieces: impl Fn(&Context<'_>, usize, u64) -> Outcome<(Vec<Piece>, Option<u32>)>,
+        cx: &mut WarpContext<'_>,
+        pieces: impl Fn(&WarpContext<'_>, usize, u64) -> Outcome<(Vec<CopyPiece>, Option<u32>)>,
     ) -> Outcome {
         let (targets, barriers) = (self.to.address.read(cx)?, self.at.places(cx)?);
         let masks = self.mask.map(|mask| cx.value(mask)).transpose()?;
         let own = cx.position.rank;
         for lane in lanes_of(cx.active) {
-            let fault = |problem: String| Fault::new(lane as u32, FaultKind::Synchronisation, problem);
-            let target = SharedPlace::of(targets[lane], own);
+            let fault = |problem: String| ThreadFault::new(lane as u32, FaultKind::Synchronisation, problem);
+            let target = SharedPlace::locate(targets[lane], own);
             let (pieces, bits) = pieces(cx, lane, target.offset)?;
             let bytes = pieces.iter().map(|piece| piece.bytes).sum();
             check_global(cx, lane, &pieces, "copies from")?;
@@ -202,10 +202,10 @@ impl Load {
 
 /// Adds a copy to those under way; returns its number.
 fn issue(
-    cx: &mut Context<'_>,
+    cx: &mut WarpContext<'_>,
     lane: usize,
     rank: u32,
-    (pieces, swizzle_bits): (Vec<Piece>, Option<u32>),
+    (pieces, swizzle_bits): (Vec<CopyPiece>, Option<u32>),
     completion: Completion,
     location: u32,
 ) -> Outcome<u64> {
@@ -221,10 +221,16 @@ fn issue(
 
 /// The pieces of a bulk copy between global and shared memory: one for each allocation of neighbouring memory
 /// that it spans.
-fn bulk_pieces(cx: &Context<'_>, lane: usize, global: u64, shared: u64, bytes: u64) -> Outcome<Vec<Piece>> {
+fn bulk_pieces(
+    cx: &WarpContext<'_>,
+    lane: usize,
+    global: u64,
+    shared: u64,
+    bytes: u64,
+) -> Outcome<Vec<CopyPiece>> {
     if bytes == 0 || !bytes.is_multiple_of(BULK) {
         let problem = format!("a bulk copy of {bytes} bytes, which is no multiple of {BULK}");
-        return Err(Fault::new(lane as u32, FaultKind::Alignment, problem));
+        return Err(ThreadFault::new(lane as u32, FaultKind::Alignment, problem));
     }
     let lengths = cx.launch.memory.pieces(global, bytes).unwrap_or_default();
     let lengths: Vec<u64> = lengths.iter().map(|piece| piece.len() as u64).collect();
@@ -235,11 +241,11 @@ fn bulk_pieces(cx: &Context<'_>, lane: usize, global: u64, shared: u64, bytes: u
         *end += length;
         Some(*end - length)
     });
-    let piece = |(at, &bytes)| Piece { global: Some(global + at), shared: shared + at, bytes };
+    let piece = |(at, &bytes)| CopyPiece { global: Some(global + at), shared: shared + at, bytes };
     Ok(starts.zip(&lengths).map(piece).collect())
 }
 
-fn check_global(cx: &Context<'_>, lane: usize, pieces: &[Piece], does: &str) -> Outcome {
+fn check_global(cx: &WarpContext<'_>, lane: usize, pieces: &[CopyPiece], does: &str) -> Outcome {
     let inside = pieces.iter().filter_map(|piece| Some((piece.global?, piece.bytes)));
     for (address, bytes) in inside {
         cx.reach_aligned(lane, Space::Global, address, [bytes, 1], does)?;
@@ -256,7 +262,7 @@ fn store(
     reduction: Reduction,
     location: u32,
 ) -> Decoded {
-    let (from, to, bytes) = (Address::of(d, from)?, Address::of(d, to)?, d.source::<u32>(bytes)?);
+    let (from, to, bytes) = (Address::decode(d, from)?, Address::decode(d, to)?, d.source::<u32>(bytes)?);
     lanes(Box::new(move |cx| {
         let (from, to, bytes) = (from.read(cx)?, to.read(cx)?, cx.value(bytes)?);
         for lane in lanes_of(cx.active) {
@@ -277,14 +283,14 @@ fn store_box(
     reduction: Reduction,
     location: u32,
 ) -> Decoded {
-    let (tensor, from) = (Tensor::of(d, dimensions, map, coordinates)?, Address::of(d, from)?);
+    let (tensor, from) = (TensorBox::decode(d, dimensions, map, coordinates)?, Address::decode(d, from)?);
     lanes(Box::new(move |cx| {
         let from = from.read(cx)?;
         for lane in lanes_of(cx.active) {
             let (map, at) = tensor.read(cx, lane)?;
             if reduction.is_some() && map.element_bytes != 4 {
                 let problem = format!("adds f32 numbers to a tensor of {}-byte elements", map.element_bytes);
-                return Err(Fault::new(lane as u32, FaultKind::Address, problem));
+                return Err(ThreadFault::new(lane as u32, FaultKind::Address, problem));
             }
             let pieces = of_lane(lane, map.stored_pieces(&at, from[lane]))?;
             let sizes = [map.box_bytes(), TENSOR];
@@ -296,9 +302,9 @@ fn store_box(
 }
 
 fn issue_store(
-    cx: &mut Context<'_>,
+    cx: &mut WarpContext<'_>,
     lane: usize,
-    pieces: Vec<Piece>,
+    pieces: Vec<CopyPiece>,
     reduction: Reduction,
     location: u32,
 ) -> Outcome {
@@ -310,7 +316,7 @@ fn issue_store(
 }
 
 /// Runs a copy now, or only reads its source.
-fn finish(cx: &mut Context<'_>, lane: usize, number: u64, reads: bool) -> Outcome {
+fn finish(cx: &mut WarpContext<'_>, lane: usize, number: u64, reads: bool) -> Outcome {
     let Some(index) = cx.cluster.copies.iter().position(|copy| copy.number == number) else { return Ok(()) };
     cx.changed = true;
     if !reads {
@@ -340,23 +346,28 @@ fn add_f32(to: Bytes<'_>, from: Bytes<'_>) -> Result<(), String> {
 }
 
 /// A box of a tensor.
-struct Tensor {
+struct TensorBox {
     map: Source<u64>,
     coordinates: Vec<Source<i32>>,
 }
 
-impl Tensor {
-    fn of(d: &Decoder<'_>, dimensions: &str, map: &Operand, coordinates: &[Operand]) -> Decoded<Tensor> {
+impl TensorBox {
+    fn decode(
+        d: &Decoder<'_>,
+        dimensions: &str,
+        map: &Operand,
+        coordinates: &[Operand],
+    ) -> Decoded<TensorBox> {
         if dimensions != format!("{}d", coordinates.len()) {
             return Err(format!("a `{dimensions}` copy with {} coordinates", coordinates.len()));
         }
         let coordinates =
             coordinates.iter().map(|coordinate| d.source(coordinate)).collect::<Decoded<_>>()?;
-        Ok(Tensor { map: d.source(map)?, coordinates })
+        Ok(TensorBox { map: d.source(map)?, coordinates })
     }
 
     /// A lane's map and coordinates.
-    fn read(&self, cx: &Context<'_>, lane: usize) -> Outcome<(Arc<TensorMap>, Vec<i32>)> {
+    fn read(&self, cx: &WarpContext<'_>, lane: usize) -> Outcome<(Arc<TensorMap>, Vec<i32>)> {
         let address = cx.value(self.map)?[lane];
         let bytes = cx.reach_aligned(lane, Space::Generic, address, [128, 64], "reads a tensor map in")?;
         let words = std::array::from_fn(|n| u64::from_le_bytes(bytes.read(8 * n)));
@@ -366,14 +377,14 @@ impl Tensor {
             let problem = format!(
                 "uses a tensor map in {space:?} memory; it must be in global memory or a `__grid_constant__` parameter"
             );
-            return Err(Fault::new(lane as u32, FaultKind::Address, problem));
+            return Err(ThreadFault::new(lane as u32, FaultKind::Address, problem));
         }
         let Some(map) = map else {
             let problem = format!(
                 "uses {address:#x} in {space:?} memory as a map of a tensor with {} dimensions, which it is not",
                 self.coordinates.len()
             );
-            return Err(Fault::new(lane as u32, FaultKind::Address, problem));
+            return Err(ThreadFault::new(lane as u32, FaultKind::Address, problem));
         };
         let at = self.coordinates.iter().map(|&coordinate| Ok(cx.value(coordinate)?[lane]));
         let at: Vec<i32> = at.collect::<Outcome<_>>()?;
@@ -381,7 +392,7 @@ impl Tensor {
         let byte = i64::from(at[0]) * map.element_bytes as i64;
         if byte % 16 != 0 {
             let problem = format!("copies a box from byte {byte} of rows, which is no multiple of 16");
-            return Err(Fault::new(lane as u32, FaultKind::Address, problem));
+            return Err(ThreadFault::new(lane as u32, FaultKind::Address, problem));
         }
         Ok((map, at))
     }

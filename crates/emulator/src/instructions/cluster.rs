@@ -5,8 +5,8 @@ use super::memory::{located, window};
 use super::{Decoded, Decoder, lanes, unknown};
 use crate::fault::FaultKind;
 use crate::kernel::Action;
-use crate::kernel::cluster::{Awaited, Event, SharedPlace};
-use crate::kernel::context::Context;
+use crate::kernel::cluster::{Awaited, ClusterEvent, SharedPlace};
+use crate::kernel::context::WarpContext;
 use crate::ptx::{Instruction, Operand, Space};
 use crate::races::Races;
 use crate::registers::{LANES, lanes_of};
@@ -31,7 +31,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                     if found != Space::Cluster {
                         return cx.fault(FaultKind::Address, "maps an address outside of shared memory");
                     }
-                    let SharedPlace { offset, .. } = SharedPlace::of(address, 0);
+                    let SharedPlace { offset, .. } = SharedPlace::locate(address, 0);
                     let begin = if space == Space::Generic { window(Space::Shared) } else { 0 };
                     result[lane] = begin + SharedPlace { rank: ranks[lane], offset }.address();
                 }
@@ -56,7 +56,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             })))
         }
         ("barrier", &["cluster", "wait", ref modifiers @ ..], []) if are_known(modifiers) => {
-            let poll = |cx: &mut Context<'_>| {
+            let poll = |cx: &mut WarpContext<'_>| {
                 if cx.active & !cx.asynchronous.arrived != 0 {
                     let problem = "waits at the cluster's barrier without having arrived";
                     return cx.fault(FaultKind::Synchronisation, problem);
@@ -75,7 +75,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             Ok(())
         }))),
         ("griddepcontrol", &["wait"], []) => {
-            let poll = |cx: &mut Context<'_>| {
+            let poll = |cx: &mut WarpContext<'_>| {
                 if cx.launch.may_wait.get() {
                     return Ok(Some(Awaited::Launch));
                 }
@@ -96,7 +96,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             }
             let count = *count as i32;
             let gives = direction == "dec";
-            let poll = move |cx: &mut Context<'_>| {
+            let poll = move |cx: &mut WarpContext<'_>| {
                 if cx.active != u32::MAX {
                     return cx.fault(FaultKind::Synchronisation, "`setmaxnreg` by a part of a warp");
                 }
@@ -112,7 +112,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                     return Ok(Some(Awaited::Registers));
                 };
                 *free = left;
-                cx.cluster.events.push(Event::Registers(rank));
+                cx.cluster.events.push(ClusterEvent::Registers(rank));
                 cx.asynchronous.registers = Some(count as u32);
                 cx.changed = true;
                 Ok(None)

@@ -3,7 +3,7 @@
 use super::memory::window;
 use super::{AnySource, AnyTarget, Decoded, Decoder, carry, lanes, unknown};
 use crate::kernel::Execute;
-use crate::kernel::context::{Condition, Context, Source, map1};
+use crate::kernel::context::{Condition, Source, WarpContext, map1};
 use crate::ptx::{Instruction, Operand, Space};
 use crate::registers::{LANES, Lane, Marks};
 use std::sync::LazyLock;
@@ -136,7 +136,7 @@ fn pack(d: &Decoder<'_>, target: &Operand, sources: &[Operand]) -> Decoded<Execu
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// A predefined register as a function of the lane.
-pub(super) fn special(name: &str) -> Decoded<fn(&Context<'_>, usize) -> u32> {
+pub(super) fn special(name: &str) -> Decoded<fn(&WarpContext<'_>, usize) -> u32> {
     Ok(match name {
         "%tid.x" => |cx, lane| cx.thread(lane)[0],
         "%tid.y" => |cx, lane| cx.thread(lane)[1],

@@ -3,9 +3,9 @@
 
 use super::{Decoded, Decoder, bits_of_bytes, bytes_of_bits, carry, lanes, unknown};
 use crate::kernel::Execute;
-use crate::kernel::context::{Context, Source};
+use crate::kernel::context::{Source, WarpContext};
 use crate::ptx::{Instruction, Operand};
-use crate::registers::{LANES, Lane, Marks, Slot};
+use crate::registers::{LANES, Lane, Marks, RegisterSlot};
 use std::ops::{BitAnd, BitOr, BitXor, Not};
 
 trait Bits:
@@ -97,7 +97,7 @@ fn bitwise<T: Bits>(d: &Decoder<'_>, name: &str, operands: &[Operand], instructi
     })
 }
 
-fn shift<T: Lane, F>(target: Slot, a: Source<T>, by: Source<u32>, f: F) -> Execute
+fn shift<T: Lane, F>(target: RegisterSlot, a: Source<T>, by: Source<u32>, f: F) -> Execute
 where
     F: Fn(T, u32) -> T + Copy + Send + Sync + 'static,
 {
@@ -116,12 +116,12 @@ where
 
 /// An operation on the bits of two operands and on two numbers, which must be initialised.
 fn three(
-    target: Slot,
+    target: RegisterSlot,
     [a, b]: [Source<u32>; 2],
     [x, y]: [Source<u32>; 2],
     f: impl Fn(u32, u32, u32, u32) -> u32 + Send + Sync + 'static,
 ) -> Execute {
-    Box::new(move |cx: &mut Context<'_>| {
+    Box::new(move |cx: &mut WarpContext<'_>| {
         let unset = cx.unset_of(x)? | cx.unset_of(y)?;
         let (x, y) = (cx.read(x), cx.read(y));
         let (a_values, b_values) = (cx.read(a), cx.read(b));

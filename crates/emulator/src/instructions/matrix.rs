@@ -8,8 +8,8 @@ use crate::kernel::Execute;
 use crate::kernel::context::Source;
 use crate::numbers::{canonical, from_bf16};
 use crate::ptx::{Instruction, Operand, Space};
-use crate::races::Kind;
-use crate::registers::{LANES, Lane, Marks, Slot};
+use crate::races::AccessKind;
+use crate::registers::{LANES, Lane, Marks, RegisterSlot};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     match (instruction.parts()[0], parts, &instruction.operands[..]) {
@@ -28,7 +28,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             if targets.len() != count || !matches!(count, 1 | 2 | 4) {
                 return unknown(instruction);
             }
-            whole_warp(instruction, load(targets, Address::of(d, address)?, transposed))
+            whole_warp(instruction, load(targets, Address::decode(d, address)?, transposed))
         }
         (
             "stmatrix",
@@ -39,7 +39,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             if !matches!((count, values.len()), ("x1", 1) | ("x2", 2) | ("x4", 4)) {
                 return unknown(instruction);
             }
-            whole_warp(instruction, store(values, Address::of(d, address)?, !layout.is_empty()))
+            whole_warp(instruction, store(values, Address::decode(d, address)?, !layout.is_empty()))
         }
         (
             "mma",
@@ -59,7 +59,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     }
 }
 
-fn slots<T: Lane>(d: &Decoder<'_>, operand: &Operand) -> Decoded<Vec<Slot>> {
+fn slots<T: Lane>(d: &Decoder<'_>, operand: &Operand) -> Decoded<Vec<RegisterSlot>> {
     d.elements(operand).iter().map(|element| d.target::<T>(element)).collect()
 }
 
@@ -69,14 +69,14 @@ fn sources<T: Lane>(d: &Decoder<'_>, operand: &Operand) -> Decoded<Vec<Source<T>
 
 /// `ldmatrix`: loads matrices of 8 rows of 8 16-bit elements. Lanes 8 n to 8 n + 7 hold the addresses of the
 /// rows of matrix n. Lane 4 r + c receives elements 2 c and 2 c + 1 of row r, or, with `.trans`, of column r.
-fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Execute {
+fn load(targets: Vec<RegisterSlot>, address: Address, transposed: bool) -> Execute {
     Box::new(move |cx| {
         let addresses = address.read(cx)?;
         for (n, &target) in targets.iter().enumerate() {
             let (mut rows, mut marks) = ([[0u8; 16]; 8], [[0u8; 16]; 8]);
             for row in 0..8 {
                 let lane = 8 * n + row;
-                cx.note_lane(lane, Space::Shared, addresses[lane], 16, Kind::READ)?;
+                cx.note_lane(lane, Space::Shared, addresses[lane], 16, AccessKind::READ)?;
                 let bytes = cx.reach(lane, Space::Shared, addresses[lane], 16, "reads")?;
                 (rows[row], marks[row]) = (bytes.read(0), bytes.marks(0));
             }
@@ -122,7 +122,7 @@ fn store(values: Vec<Source<u32>>, address: Address, transposed: bool) -> Execut
             for (row, bytes) in rows.into_iter().enumerate() {
                 let lane = 8 * n + row;
                 cx.check_unused(lane, Space::Shared, addresses[lane], 16)?;
-                cx.note_lane(lane, Space::Shared, addresses[lane], 16, Kind::WRITE)?;
+                cx.note_lane(lane, Space::Shared, addresses[lane], 16, AccessKind::WRITE)?;
                 cx.reach(lane, Space::Shared, addresses[lane], 16, "writes")?.write(0, bytes);
             }
         }
@@ -134,7 +134,12 @@ fn store(values: Vec<Source<u32>>, address: Address, transposed: bool) -> Execut
 /// `mma.m16n8k16` of bf16: D = A B + C. With g = lane / 4 and t = lane % 4, a lane holds these elements. Of
 /// A: rows g and g + 8, columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. Of B: the same k as rows, column g. Of C
 /// and D: rows g and g + 8, columns 2 t and 2 t + 1.
-fn multiply(target: [Slot; 4], a: [Source<u32>; 4], b: [Source<u32>; 2], c: [Source<f32>; 4]) -> Execute {
+fn multiply(
+    target: [RegisterSlot; 4],
+    a: [Source<u32>; 4],
+    b: [Source<u32>; 2],
+    c: [Source<f32>; 4],
+) -> Execute {
     Box::new(move |cx| {
         let (mut left, mut right, mut sums) =
             ([[0f32; ROWS]; K], [[0f32; COLUMNS]; K], [[0f32; ROWS]; COLUMNS]);

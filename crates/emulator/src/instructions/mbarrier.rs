@@ -2,13 +2,13 @@
 
 use super::memory::{Address, located};
 use super::{AnySource, Decoded, Decoder, lanes, unknown};
-use crate::fault::{Fault, FaultKind, Outcome};
+use crate::fault::{FaultKind, Outcome, ThreadFault};
 use crate::kernel::cluster::{Awaited, Mbarrier, SharedPlace};
-use crate::kernel::context::{Context, Source};
+use crate::kernel::context::{Source, WarpContext};
 use crate::kernel::{Action, Poll};
 use crate::ptx::{Instruction, Operand, Space};
-use crate::races::{Kind, Scope};
-use crate::registers::{LANES, Lanes, Slot, lanes_of};
+use crate::races::{AccessKind, Scope};
+use crate::registers::{LANES, Lanes, RegisterSlot, lanes_of};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     let Some((&kind, modifiers)) = parts.split_first() else { return unknown(instruction) };
@@ -29,7 +29,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     }
     // What an arrival releases: to all threads of the cluster, if it names no scope.
     let releases = (!is_relaxed).then_some(scope);
-    let at = |operand| Ok::<_, String>(Barrier { space, address: Address::of(d, operand)? });
+    let at = |operand| Ok::<_, String>(Barrier { space, address: Address::decode(d, operand)? });
     let one = Operand::Integer(1);
     match (kind, &flags[..], &instruction.operands[..]) {
         ("init", [], [address, arrivals]) => {
@@ -54,7 +54,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 let places = barrier.places(cx)?;
                 for lane in lanes_of(cx.active) {
                     of_lane(lane, cx.cluster.mbarrier(cx.shared, places[lane]).map(|_| ()))?;
-                    cx.note_lane(lane, Space::Cluster, places[lane].address(), 8, Kind::WRITE)?;
+                    cx.note_lane(lane, Space::Cluster, places[lane].address(), 8, AccessKind::WRITE)?;
                     cx.cluster.invalidate(places[lane]);
                 }
                 Ok(())
@@ -84,7 +84,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
 }
 
 /// The register of an arrival's state: the phase in which it arrives.
-fn target(d: &Decoder<'_>, state: &Operand) -> Decoded<Option<Slot>> {
+fn target(d: &Decoder<'_>, state: &Operand) -> Decoded<Option<RegisterSlot>> {
     if *state == Operand::Sink { Ok(None) } else { d.target::<u64>(state).map(Some) }
 }
 
@@ -96,20 +96,20 @@ pub(super) struct Barrier {
 
 impl Barrier {
     /// The place of each lane's mbarrier.
-    pub(super) fn places(&self, cx: &Context<'_>) -> Outcome<Lanes<SharedPlace>> {
+    pub(super) fn places(&self, cx: &WarpContext<'_>) -> Outcome<Lanes<SharedPlace>> {
         let addresses = self.address.read(cx)?;
         let mut places = [SharedPlace { rank: 0, offset: 0 }; LANES];
         for lane in lanes_of(cx.active) {
             let (space, offset) = located(self.space, addresses[lane]);
             if !matches!(space, Space::Shared | Space::Cluster) {
-                return Err(Fault::new(
+                return Err(ThreadFault::new(
                     lane as u32,
                     FaultKind::Address,
                     "uses an mbarrier outside of shared memory",
                 ));
             }
             cx.reach(lane, self.space, addresses[lane], 8, "uses an mbarrier in")?;
-            places[lane] = SharedPlace::of(offset, cx.position.rank);
+            places[lane] = SharedPlace::locate(offset, cx.position.rank);
         }
         Ok(places)
     }
@@ -117,14 +117,14 @@ impl Barrier {
 
 /// A problem as a lane's fault.
 pub(super) fn of_lane<T>(lane: usize, result: Result<T, String>) -> Outcome<T> {
-    result.map_err(|problem| Fault::new(lane as u32, FaultKind::Synchronisation, problem))
+    result.map_err(|problem| ThreadFault::new(lane as u32, FaultKind::Synchronisation, problem))
 }
 
 /// Changes the mbarrier once for each active lane.
 fn signal(
     barrier: Barrier,
     number: Source<u32>,
-    state: Option<Slot>,
+    state: Option<RegisterSlot>,
     releases: Option<Option<Scope>>,
     change: fn(&mut Mbarrier, u32) -> Result<bool, String>,
 ) -> Decoded {
@@ -147,7 +147,7 @@ fn signal(
 }
 
 /// Waits for the end of a phase: that of an arrival's state, or the current or last one by its parity.
-fn wait(barrier: Barrier, done: Slot, acquires: bool, operand: AnySource, by_parity: bool) -> Poll {
+fn wait(barrier: Barrier, done: RegisterSlot, acquires: bool, operand: AnySource, by_parity: bool) -> Poll {
     Box::new(move |cx| {
         let (places, operands) = (barrier.places(cx)?, operand.value(cx)?);
         let first = cx.active.trailing_zeros() as usize;

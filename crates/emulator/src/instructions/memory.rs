@@ -1,13 +1,13 @@
 //! Loads and stores (PTX ISA, sections 9.7.9.8 to 9.7.9.11).
 
 use super::{AnySource, AnyTarget, Decoded, Decoder, lanes, unknown};
-use crate::fault::{Fault, FaultKind, Outcome};
+use crate::fault::{FaultKind, Outcome, ThreadFault};
 use crate::kernel::Execute;
 use crate::kernel::cluster::SharedPlace;
-use crate::kernel::context::{Context, Source, vectorized};
+use crate::kernel::context::{Source, WarpContext, vectorized};
 use crate::memory::{Bytes, outside};
 use crate::ptx::{Class, Instruction, Operand, Space};
-use crate::races::{Kind, Scope};
+use crate::races::{AccessKind, Scope};
 use crate::registers::{LANES, Lanes, Marks, lanes_of, uninitialised};
 
 /// Start of a space among generic addresses. Global memory keeps its own addresses.
@@ -48,7 +48,7 @@ enum Base {
 }
 
 impl Address {
-    pub(super) fn of(d: &Decoder<'_>, operand: &Operand) -> Decoded<Address> {
+    pub(super) fn decode(d: &Decoder<'_>, operand: &Operand) -> Decoded<Address> {
         let Operand::Address(base, offset) = operand else {
             return Err(format!("{operand:?} is not an address"));
         };
@@ -60,7 +60,7 @@ impl Address {
     }
 
     #[inline(always)]
-    pub(super) fn read(&self, cx: &Context<'_>) -> Outcome<Lanes<u64>> {
+    pub(super) fn read(&self, cx: &WarpContext<'_>) -> Outcome<Lanes<u64>> {
         let mut addresses = match self.base {
             Base::Wide(source) => cx.value(source)?,
             Base::Short(source) => super::widened(&cx.value(source)?),
@@ -72,7 +72,7 @@ impl Address {
     }
 }
 
-impl Context<'_> {
+impl WarpContext<'_> {
     /// The bytes that a lane accesses at `address`, which must be a multiple of their number.
     #[inline]
     pub(super) fn reach(
@@ -86,7 +86,7 @@ impl Context<'_> {
         self.reach_aligned(lane, space, address, [bytes, bytes], does)
     }
 
-    /// As [`Context::reach`], for an address that must be a multiple of `align`.
+    /// As [`WarpContext::reach`], for an address that must be a multiple of `align`.
     #[inline]
     pub(super) fn reach_aligned(
         &self,
@@ -99,7 +99,7 @@ impl Context<'_> {
         let (space, offset) = located(space, address);
         let found = match space {
             Space::Shared => self.own_shared().bytes(offset, bytes),
-            Space::Cluster => self.shared_bytes(SharedPlace::of(offset, self.position.rank), bytes),
+            Space::Cluster => self.shared_bytes(SharedPlace::locate(offset, self.position.rank), bytes),
             Space::Local => self.local_bytes(lane, offset, bytes),
             Space::Param => self.launch.parameters.bytes(offset, bytes),
             _ => self.launch.memory.bytes(offset, bytes),
@@ -109,7 +109,7 @@ impl Context<'_> {
             Some(_) => {
                 let problem =
                     format!("{does} {bytes} bytes at {address:#x}, which is not aligned to {align} bytes");
-                Err(Fault::new(lane as u32, FaultKind::Alignment, problem))
+                Err(ThreadFault::new(lane as u32, FaultKind::Alignment, problem))
             }
             None => {
                 let what = match space {
@@ -136,7 +136,7 @@ impl Context<'_> {
 
     #[cold]
     fn describe_shared(&self, address: u64, bytes: u64) -> String {
-        let SharedPlace { rank, offset } = SharedPlace::of(address, self.position.rank);
+        let SharedPlace { rank, offset } = SharedPlace::locate(address, self.position.rank);
         match self.cluster.blocks.get(rank as usize) {
             None => format!("block {rank} of a cluster of {}", self.cluster.blocks.len()),
             Some(block) if block.has_exited => format!("block {rank} of its cluster, which has exited"),
@@ -158,14 +158,14 @@ impl Context<'_> {
                 global |= 1 << lane;
                 continue;
             }
-            let at = SharedPlace::of(offset, self.position.rank);
+            let at = SharedPlace::locate(offset, self.position.rank);
             if let Some(location) = self.cluster.writer(at, bytes) {
                 let place = self.launch.code.describe(location);
                 let problem = format!(
                     "reads {bytes} bytes at {} of shared memory, which the copy of {place} has not written yet",
                     at.offset
                 );
-                return Err(Fault::new(lane as u32, FaultKind::Uninitialised, problem));
+                return Err(ThreadFault::new(lane as u32, FaultKind::Uninitialised, problem));
             }
         }
         Ok(global)
@@ -180,7 +180,7 @@ impl Context<'_> {
         if !matches!(space, Space::Shared | Space::Cluster) {
             return Ok(());
         }
-        let at = SharedPlace::of(offset, self.position.rank);
+        let at = SharedPlace::locate(offset, self.position.rank);
         let work = match (self.cluster.reader(at, bytes), self.cluster.writer(at, bytes)) {
             (Some(location), _) => ("reads", location),
             (None, Some(location)) => ("writes", location),
@@ -191,7 +191,7 @@ impl Context<'_> {
             "writes {bytes} bytes at {} of shared memory, which the asynchronous work of {place} still {}; wait for it first",
             at.offset, work.0
         );
-        Err(Fault::new(lane as u32, FaultKind::Synchronisation, problem))
+        Err(ThreadFault::new(lane as u32, FaultKind::Synchronisation, problem))
     }
 
     /// The memory around the address of the first active lane, and the offset of each lane's address in it.
@@ -232,7 +232,7 @@ impl Context<'_> {
 
     /// Reads N bytes for each active lane, with marks if some were never written.
     #[inline(always)]
-    fn gather<const N: usize>(&self, space: Space, addresses: &Lanes<u64>) -> Outcome<Gathered<N>> {
+    fn gather<const N: usize>(&self, space: Space, addresses: &Lanes<u64>) -> Outcome<LaneBytes<N>> {
         let near = self.surroundings(space, addresses, N as u64);
         if let Some((data, marks)) = near.and_then(|(bytes, offsets)| bytes.gather::<N>(&offsets)) {
             let is_written = marks.as_flattened().iter().fold(1, |all, mark| all & mark) != 0;
@@ -242,7 +242,7 @@ impl Context<'_> {
     }
 
     #[inline(never)]
-    fn gather_slowly<const N: usize>(&self, space: Space, addresses: &Lanes<u64>) -> Outcome<Gathered<N>> {
+    fn gather_slowly<const N: usize>(&self, space: Space, addresses: &Lanes<u64>) -> Outcome<LaneBytes<N>> {
         let (mut data, mut marks, mut some) = ([[0; N]; LANES], [0u16; LANES], 0);
         for lane in lanes_of(self.active) {
             let bytes = self.reach(lane, space, addresses[lane], N as u64, "reads")?;
@@ -287,7 +287,7 @@ impl Context<'_> {
 }
 
 /// Bytes of all lanes, and, if some were never written, a bit for each of these.
-type Gathered<const N: usize> = ([[u8; N]; LANES], Option<Lanes<u16>>);
+type LaneBytes<const N: usize> = ([[u8; N]; LANES], Option<Lanes<u16>>);
 
 fn unwritten<const N: usize>(marks: &[u8; N]) -> u16 {
     marks.iter().enumerate().map(|(n, mark)| u16::from(*mark == 0) << n).sum()
@@ -310,13 +310,13 @@ pub(super) struct Access {
     pub(super) is_signed: bool,
     pub(super) count: usize,
     /// Order and scope. A store's kind is its caller's.
-    pub(super) kind: Kind,
+    pub(super) kind: AccessKind,
 }
 
 impl Access {
-    pub(super) fn of(instruction: &Instruction, parts: &[&str]) -> Decoded<Access> {
+    pub(super) fn decode(instruction: &Instruction, parts: &[&str]) -> Decoded<Access> {
         let mut access =
-            Access { space: Space::Generic, bytes: 0, is_signed: false, count: 1, kind: Kind::READ };
+            Access { space: Space::Generic, bytes: 0, is_signed: false, count: 1, kind: AccessKind::READ };
         for part in parts {
             match *part {
                 // Order and scope matter for races only: accesses execute one after the other.
@@ -350,11 +350,11 @@ impl Access {
 }
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
-    let access = Access::of(instruction, parts)?;
+    let access = Access::decode(instruction, parts)?;
     let is_load = instruction.parts()[0] == "ld";
     let [first, second] = &instruction.operands[..] else { return unknown(instruction) };
     let (data, address) = if is_load { (first, second) } else { (second, first) };
-    let address = Address::of(d, address)?;
+    let address = Address::decode(d, address)?;
     let elements = d.elements(data);
     if elements.len() != access.count {
         return unknown(instruction);
@@ -442,7 +442,7 @@ fn load<const N: usize, const E: usize>(
 /// Writes element `n` of what was loaded, with its marks.
 #[inline(never)]
 fn write_marked<const E: usize>(
-    cx: &mut Context<'_>,
+    cx: &mut WarpContext<'_>,
     target: AnyTarget,
     values: &Lanes<u64>,
     marks: &Lanes<u16>,
@@ -470,7 +470,7 @@ fn store<const N: usize, const E: usize>(
             || {
                 let addresses = address.read(cx)?;
                 if cx.races.is_some() {
-                    cx.note(access.space, &addresses, N as u64, access.kind.with(Kind::WRITE))?;
+                    cx.note(access.space, &addresses, N as u64, access.kind.with(AccessKind::WRITE))?;
                 }
                 let (mut data, mut is_marked) = ([[0; N]; LANES], false);
                 for (n, source) in sources.iter().enumerate() {
@@ -492,7 +492,7 @@ fn store<const N: usize, const E: usize>(
 /// Stores values with bytes that were never written.
 #[inline(never)]
 fn store_marked<const N: usize, const E: usize>(
-    cx: &mut Context<'_>,
+    cx: &mut WarpContext<'_>,
     access: &Access,
     addresses: &Lanes<u64>,
     data: &[[u8; N]; LANES],

@@ -35,16 +35,16 @@ mod wgmma;
 pub(crate) use wgmma::advance as advance_wgmma;
 
 use crate::fault::{FaultKind, Outcome};
-use crate::kernel::context::{Condition, Context, Source, vectorized};
+use crate::kernel::context::{Condition, Source, WarpContext, vectorized};
 use crate::kernel::{Action, Execute, Symbols};
 use crate::ptx::{Class, Instruction, Kernel, Operand, Register};
-use crate::registers::{LANES, Lane, Lanes, Marks, Slot};
+use crate::registers::{LANES, Lane, Lanes, Marks, RegisterSlot};
 use std::collections::HashSet;
 
 /// Finds the operands of a kernel's instructions.
 pub(crate) struct Decoder<'a> {
     pub(crate) kernel: &'a Kernel,
-    pub(crate) slots: &'a [Slot],
+    pub(crate) slots: &'a [RegisterSlot],
     pub(crate) symbols: &'a Symbols,
     /// The architecture of the module, e.g. 89.
     pub(crate) target: u32,
@@ -89,7 +89,7 @@ pub(crate) fn decode(decoder: &Decoder<'_>, instruction: &Instruction) -> Decode
 }
 
 impl Decoder<'_> {
-    pub(crate) fn slot(&self, Register(register): Register) -> Slot {
+    pub(crate) fn slot(&self, Register(register): Register) -> RegisterSlot {
         self.slots[register as usize]
     }
 
@@ -123,7 +123,7 @@ impl Decoder<'_> {
     }
 
     /// The slot of a destination register of type `T`.
-    fn target<T: Lane>(&self, operand: &Operand) -> Decoded<Slot> {
+    fn target<T: Lane>(&self, operand: &Operand) -> Decoded<RegisterSlot> {
         match operand {
             Operand::Register(register) if self.class(*register) == T::CLASS => Ok(self.slot(*register)),
             other => Err(format!("the result {other:?} is not of the instruction's type")),
@@ -148,7 +148,7 @@ impl Decoder<'_> {
     }
 
     /// The slot of a destination predicate.
-    fn predicate_target(&self, operand: &Operand) -> Decoded<Slot> {
+    fn predicate_target(&self, operand: &Operand) -> Decoded<RegisterSlot> {
         match self.predicate(operand)? {
             Condition::Register { slot, is_negated: false } => Ok(slot),
             _ => Err("the result is not a predicate register".into()),
@@ -198,7 +198,7 @@ enum AnySource {
 
 impl AnySource {
     /// Reads an operand that must be initialised.
-    fn value(self, cx: &Context<'_>) -> Outcome<Lanes<u64>> {
+    fn value(self, cx: &WarpContext<'_>) -> Outcome<Lanes<u64>> {
         Ok(match self {
             AnySource::B16(source) => widened(&cx.value(source)?),
             AnySource::B32(source) => widened(&cx.value(source)?),
@@ -207,7 +207,7 @@ impl AnySource {
     }
 
     #[inline(always)]
-    fn read(self, cx: &Context<'_>) -> Lanes<u64> {
+    fn read(self, cx: &WarpContext<'_>) -> Lanes<u64> {
         match self {
             AnySource::B16(source) => widened(&cx.read(source)),
             AnySource::B32(source) => widened(&cx.read(source)),
@@ -215,7 +215,7 @@ impl AnySource {
         }
     }
 
-    fn is_marked(self, cx: &Context<'_>) -> bool {
+    fn is_marked(self, cx: &WarpContext<'_>) -> bool {
         match self {
             AnySource::B16(source) => cx.is_marked(source),
             AnySource::B32(source) => cx.is_marked(source),
@@ -223,7 +223,7 @@ impl AnySource {
         }
     }
 
-    fn marks(self, cx: &Context<'_>) -> Marks {
+    fn marks(self, cx: &WarpContext<'_>) -> Marks {
         match self {
             AnySource::B16(source) => cx.marks(source),
             AnySource::B32(source) => cx.marks(source),
@@ -257,7 +257,7 @@ fn narrowed<T: Lane>(values: &Lanes<u64>) -> Lanes<T> {
 #[derive(Clone, Copy)]
 struct AnyTarget {
     class: Class,
-    slot: Slot,
+    slot: RegisterSlot,
 }
 
 impl AnyTarget {
@@ -271,7 +271,7 @@ impl AnyTarget {
 
     /// Writes the low bits.
     #[inline(always)]
-    fn write(self, cx: &mut Context<'_>, values: &Lanes<u64>, unset: u32) {
+    fn write(self, cx: &mut WarpContext<'_>, values: &Lanes<u64>, unset: u32) {
         match self.class {
             Class::B16 => cx.write::<u16>(self.slot, &narrowed(values), unset),
             Class::B32 => cx.write::<u32>(self.slot, &narrowed(values), unset),
@@ -280,7 +280,7 @@ impl AnyTarget {
     }
 
     /// As [`AnyTarget::write`], with marks.
-    fn write_marked(self, cx: &mut Context<'_>, values: &Lanes<u64>, marks: &Marks) {
+    fn write_marked(self, cx: &mut WarpContext<'_>, values: &Lanes<u64>, marks: &Marks) {
         match self.class {
             Class::B16 => cx.write_marked::<u16>(self.slot, &narrowed(values), marks),
             Class::B32 => cx.write_marked::<u32>(self.slot, &narrowed(values), marks),
@@ -302,7 +302,7 @@ fn bytes_of_bits(bits: u64) -> u8 {
 /// A step that moves bits: `f` computes the value, and `marks` moves the marks of uninitialised bits
 /// accordingly.
 fn carry<A: Lane, B: Lane, R: Lane>(
-    target: Slot,
+    target: RegisterSlot,
     (a, b): (Source<A>, Source<B>),
     f: impl Fn(A, B) -> R + Send + Sync + 'static,
     marks: impl Fn([A; 2], [B; 2]) -> R + Send + Sync + 'static,
@@ -331,7 +331,7 @@ fn carry<A: Lane, B: Lane, R: Lane>(
 /// The marks of a result of [`carry`].
 #[inline(never)]
 fn carried<A: Lane, B: Lane, R: Lane>(
-    cx: &Context<'_>,
+    cx: &WarpContext<'_>,
     (a, b): (Source<A>, Source<B>),
     marks: &impl Fn([A; 2], [B; 2]) -> R,
 ) -> Marks {
@@ -353,10 +353,10 @@ fn unknown<T>(instruction: &Instruction) -> Decoded<T> {
 /// A step that all lanes of a warp must execute together.
 fn whole_warp(
     instruction: &Instruction,
-    execute: impl Fn(&mut Context<'_>) -> Outcome + Send + Sync + 'static,
+    execute: impl Fn(&mut WarpContext<'_>) -> Outcome + Send + Sync + 'static,
 ) -> Decoded {
     let name = instruction.parts()[0].to_owned();
-    let checked = move |cx: &mut Context<'_>| {
+    let checked = move |cx: &mut WarpContext<'_>| {
         if cx.active != u32::MAX {
             return cx.fault(FaultKind::Synchronisation, format!("`{name}` by a part of a warp"));
         }

@@ -2,21 +2,28 @@
 //! does nothing.
 
 use super::memory::located;
-use crate::fault::{Fault, FaultKind, Outcome};
-use crate::kernel::cluster::{Completion, Piece, SharedPlace, UNIT};
-use crate::kernel::context::Context;
+use crate::fault::{FaultKind, Outcome, ThreadFault};
+use crate::kernel::cluster::{Completion, CopyPiece, SharedPlace, UNIT};
+use crate::kernel::context::WarpContext;
 use crate::memory::Memory;
 use crate::ptx::Space;
 use crate::races::{
-    self, By, COPY_READS, COPY_WRITES, Gathered, Kind, Mbarrier, Place, Race, Races, Scope, View, WGMMA,
+    self, AccessKind, AccessPlace, By, COPY_READS, COPY_WRITES, Gathered, Mbarrier, Race, Races, Scope,
+    ThreadView, WGMMA,
 };
 use crate::registers::{Lanes, lanes_of};
 use std::collections::BTreeMap;
 
-impl Context<'_> {
+impl WarpContext<'_> {
     /// Notes the accesses of active lanes.
     #[cold]
-    pub(super) fn note(&mut self, space: Space, addresses: &Lanes<u64>, bytes: u64, kind: Kind) -> Outcome {
+    pub(super) fn note(
+        &mut self,
+        space: Space,
+        addresses: &Lanes<u64>,
+        bytes: u64,
+        kind: AccessKind,
+    ) -> Outcome {
         lanes_of(self.active).try_for_each(|lane| self.note_lane(lane, space, addresses[lane], bytes, kind))
     }
 
@@ -28,15 +35,15 @@ impl Context<'_> {
         space: Space,
         address: u64,
         bytes: u64,
-        kind: Kind,
+        kind: AccessKind,
     ) -> Outcome {
         let (space, offset) = located(space, address);
         let rank = self.position.rank;
         self.detect(|races| {
             let place = match space {
-                Space::Shared | Space::Cluster => races.shared(SharedPlace::of(offset, rank)),
+                Space::Shared | Space::Cluster => races.shared(SharedPlace::locate(offset, rank)),
                 Space::Local | Space::Param => return Ok(()),
-                _ => Place(offset),
+                _ => AccessPlace(offset),
             };
             races.access_by_lane(lane, (place, bytes), kind)
         })
@@ -48,9 +55,13 @@ impl Context<'_> {
         self.detect(|races| {
             let [read, written] = bytes;
             if read > 0 {
-                races.access_by_lane(lane, (Place(source), read), Kind::of(By::Copy, true, false))?;
+                races.access_by_lane(
+                    lane,
+                    (AccessPlace(source), read),
+                    AccessKind::new(By::Copy, true, false),
+                )?;
             }
-            races.access_by_lane(lane, (races.shared(place), written), Kind::of(By::Copy, false, true))
+            races.access_by_lane(lane, (races.shared(place), written), AccessKind::new(By::Copy, false, true))
         })
     }
 
@@ -59,7 +70,7 @@ impl Context<'_> {
         &mut self,
         lane: usize,
         rank: u32,
-        pieces: &[Piece],
+        pieces: &[CopyPiece],
         completion: Completion,
     ) -> Outcome {
         let at = match completion {
@@ -72,9 +83,10 @@ impl Context<'_> {
             let view = races.now().lanes[lane].view.clone();
             let (id, time) = (u64::from(races.warp), races.now().groups[lane] + 1);
             let (mut readers, mut writers) = ((COPY_READS | id, time), (COPY_WRITES | id, time));
-            let [read, write] = [Kind::of(By::Bulk, true, false), Kind::of(By::Bulk, false, true)];
-            let update = Kind { scope: Some(Scope::Gpu), ..Kind::of(By::Bulk, true, true) };
-            let access = |races: &mut Races, place: (Place, u64), kind, agent, needs_proxy| {
+            let [read, write] =
+                [AccessKind::new(By::Bulk, true, false), AccessKind::new(By::Bulk, false, true)];
+            let update = AccessKind { scope: Some(Scope::Gpu), ..AccessKind::new(By::Bulk, true, true) };
+            let access = |races: &mut Races, place: (AccessPlace, u64), kind, agent, needs_proxy| {
                 races.access((lane, 1 << lane), &view, place, kind, Some(agent), needs_proxy)
             };
             if let Some((at, phase)) = at {
@@ -83,12 +95,12 @@ impl Context<'_> {
                 (readers, writers) = ((agent, phase as u32 + 1), (agent, phase as u32 + 1));
                 access(races, (races.shared(at), 8), update, writers, !is_fenced)?;
             }
-            for &Piece { global, shared, bytes } in pieces {
+            for &CopyPiece { global, shared, bytes } in pieces {
                 let shared = Some(races.shared(SharedPlace { rank, offset: shared }));
                 let (from, to, kind) = match completion {
-                    Completion::Bytes(_) => (global.map(Place), shared, write),
-                    Completion::Group(None) => (shared, global.map(Place), write),
-                    Completion::Group(Some(_)) => (shared, global.map(Place), update),
+                    Completion::Bytes(_) => (global.map(AccessPlace), shared, write),
+                    Completion::Group(None) => (shared, global.map(AccessPlace), write),
+                    Completion::Group(Some(_)) => (shared, global.map(AccessPlace), update),
                 };
                 from.map_or(Ok(()), |from| access(races, (from, bytes), read, readers, true))?;
                 to.map_or(Ok(()), |to| access(races, (to, bytes), kind, writers, true))?;
@@ -105,7 +117,7 @@ impl Context<'_> {
             let mut gathered = Gathered::default();
             races.release(u32::MAX, &mut gathered);
             let agent = (WGMMA | u64::from(races.warp), races.now().wgmma + 1);
-            let kind = Kind::of(By::Wgmma, true, false);
+            let kind = AccessKind::new(By::Wgmma, true, false);
             for &unit in units {
                 let place = races.shared(SharedPlace { rank, offset: u64::from(unit) * UNIT });
                 races.access((0, u32::MAX), &gathered.view, (place, UNIT), kind, Some(agent), true)?;
@@ -117,7 +129,7 @@ impl Context<'_> {
     /// Notes that active lanes have initialised mbarriers.
     pub(super) fn note_init(&mut self, places: &Lanes<SharedPlace>) -> Outcome {
         for lane in lanes_of(self.active) {
-            self.note_lane(lane, Space::Cluster, places[lane].address(), 8, Kind::WRITE)?;
+            self.note_lane(lane, Space::Cluster, places[lane].address(), 8, AccessKind::WRITE)?;
             self.detect(|races| {
                 let SharedPlace { rank, offset } = places[lane];
                 let new = Mbarrier {
@@ -142,7 +154,7 @@ impl Context<'_> {
         phase: u64,
         releases: Option<Option<Scope>>,
     ) -> Outcome {
-        let kind = Kind { scope: Some(Scope::Gpu), ..Kind::UPDATE };
+        let kind = AccessKind { scope: Some(Scope::Gpu), ..AccessKind::UPDATE };
         self.detect(|races| {
             let view = races.now().lanes[lane].view.clone();
             races.access((lane, 1 << lane), &view, (races.shared(at), 8), kind, None, true)?;
@@ -170,7 +182,7 @@ impl Context<'_> {
             let Some(ended) = phase.checked_sub(1).filter(|_| acquires) else { return Ok(()) };
             let key = (races.block_at(at.rank), at.offset);
             let Some(mbarrier) = races.mbarriers.remove(&key) else { return Ok(()) };
-            let mut view = mbarrier.phases.get(&ended).map_or(View::default(), |of| of.view.clone());
+            let mut view = mbarrier.phases.get(&ended).map_or(ThreadView::default(), |of| of.view.clone());
             view.known.add(mbarrier.agent, u32::MAX, ended as u32 + 1);
             races.acquire(lanes, &view);
             races.mbarriers.insert(key, mbarrier);
@@ -183,13 +195,13 @@ impl Context<'_> {
         let Some(races) = self.races.as_deref_mut() else { return Ok(()) };
         let Err(race) = note(races) else { return Ok(()) };
         let problem = races.describe(self.launch.memory, &race);
-        Err(Fault::new(race.lane as u32, FaultKind::Synchronisation, problem))
+        Err(ThreadFault::new(race.lane as u32, FaultKind::Synchronisation, problem))
     }
 }
 
 impl Races {
-    fn shared(&self, at: SharedPlace) -> Place {
-        Place::shared(self.block_at(at.rank), at.offset)
+    fn shared(&self, at: SharedPlace) -> AccessPlace {
+        AccessPlace::shared(self.block_at(at.rank), at.offset)
     }
 
     /// Lanes commit a group of bulk copies to global memory.
@@ -225,7 +237,7 @@ impl Races {
         let (of_new, block, ..) = self.place_of(new.warp);
         let is_other = !std::ptr::eq(of_old, of_new);
         let at = if place.is_shared() {
-            let owner = ((place.0 & !Place::SHARED) >> 24) as u32;
+            let owner = ((place.0 & !AccessPlace::SHARED) >> 24) as u32;
             let whose = if owner == block { String::new() } else { " of another block".to_owned() };
             format!("byte {} of shared memory{whose}", place.0 & 0xFF_FFFF)
         } else {

@@ -6,26 +6,26 @@
 
 use super::tensor_core::{COLUMNS, K, ROWS, add_products};
 use super::{Decoded, Decoder, unknown, whole_warp};
-use crate::fault::{Fault, FaultKind, Outcome};
+use crate::fault::{FaultKind, Outcome, ThreadFault};
 use crate::gemm::{FP8_PRODUCTS, add_fp8_products};
 use crate::kernel::cluster::{SharedPlace, UNIT};
-use crate::kernel::context::{CommitGroups, Condition, Context, Source, Wgmma, vectorized};
+use crate::kernel::context::{CommitGroups, Condition, Source, WarpContext, Wgmma, vectorized};
 use crate::numbers::{E4M3, E5M2, Minifloat, canonical, from_bf16};
 use crate::ptx::{Instruction, Operand};
-use crate::registers::{LANES, Lanes, Slot, WARPGROUP};
+use crate::registers::{LANES, Lanes, RegisterSlot, WARPGROUP};
 use crate::tensor_map::swizzled;
 use std::sync::{Arc, LazyLock};
 
 const OVERWRITTEN: &str = "an accumulator is overwritten before the wait for its `wgmma`";
 
 /// An FP8 format, and the values of all bytes.
-type Table = (Minifloat, [f32; 256]);
-static TABLES: LazyLock<[Table; 2]> = LazyLock::new(|| {
+type Fp8Table = (Minifloat, [f32; 256]);
+static TABLES: LazyLock<[Fp8Table; 2]> = LazyLock::new(|| {
     [E4M3, E5M2].map(|format| (format, std::array::from_fn(|byte| format.decode(byte as u8))))
 });
 
 /// The table of an FP8 type, or none for bf16.
-type Element = Option<&'static Table>;
+type Element = Option<&'static Fp8Table>;
 
 fn element(name: &str) -> Option<Element> {
     match name {
@@ -103,9 +103,9 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 left: operand(left, transposed.len() == 2 && transposed[0] == 1, left_sign),
                 right: operand(right, transposed.last() == Some(&1), right_sign),
             };
-            let accumulators: Vec<Slot> =
+            let accumulators: Vec<RegisterSlot> =
                 d.elements(d_registers).iter().map(|slot| d.target::<f32>(slot)).collect::<Decoded<_>>()?;
-            let a_registers: Vec<Slot> = match a {
+            let a_registers: Vec<RegisterSlot> = match a {
                 Operand::Vector(parts) => parts.iter().map(|a| d.target::<u32>(a)).collect::<Decoded<_>>()?,
                 _ => Vec::new(),
             };
@@ -127,7 +127,7 @@ fn uniform<T: Copy + PartialEq>(values: &Lanes<T>, what: &str) -> Outcome<T> {
         None => Ok(values[0]),
         Some(lane) => {
             let problem = format!("`wgmma` whose {what} differs from that of lane 0");
-            Err(Fault::new(lane as u32, FaultKind::Synchronisation, problem))
+            Err(ThreadFault::new(lane as u32, FaultKind::Synchronisation, problem))
         }
     }
 }
@@ -136,14 +136,14 @@ fn uniform<T: Copy + PartialEq>(values: &Lanes<T>, what: &str) -> Outcome<T> {
 fn issue(
     instruction: &Instruction,
     form: Form,
-    accumulators: Arc<[Slot]>,
-    a_registers: Vec<Slot>,
+    accumulators: Arc<[RegisterSlot]>,
+    a_registers: Vec<RegisterSlot>,
     [a, b]: [Source<u64>; 2],
     scale_d: Condition,
     is_fenced: bool,
 ) -> Decoded {
     let (form, location) = (Arc::new(form), instruction.location);
-    let compute: Arc<dyn Fn(&mut Context<'_>, &Wgmma) -> Outcome + Send + Sync> = {
+    let compute: Arc<dyn Fn(&mut WarpContext<'_>, &Wgmma) -> Outcome + Send + Sync> = {
         let form = form.clone();
         Arc::new(move |cx, wgmma| form.run(cx, wgmma))
     };
@@ -222,7 +222,7 @@ fn issue(
 }
 
 /// Runs the oldest `wgmma` that has not run, of a warp that may be anywhere.
-pub(crate) fn advance(cx: &mut Context<'_>) -> Outcome {
+pub(crate) fn advance(cx: &mut WarpContext<'_>) -> Outcome {
     let CommitGroups { mut committed, mut open } = std::mem::take(&mut cx.asynchronous.wgmma);
     let next = committed.iter_mut().flatten().chain(&mut open).find(|wgmma| !wgmma.has_run);
     let result = next.map_or(Ok(()), |wgmma| run(cx, wgmma));
@@ -230,27 +230,27 @@ pub(crate) fn advance(cx: &mut Context<'_>) -> Outcome {
     result
 }
 
-fn run(cx: &mut Context<'_>, wgmma: &mut Wgmma) -> Outcome {
+fn run(cx: &mut WarpContext<'_>, wgmma: &mut Wgmma) -> Outcome {
     wgmma.has_run = true;
     let result = (wgmma.compute)(cx, wgmma);
-    result.map_err(|fault| Box::new(Fault { location: Some(wgmma.location), ..*fault }))
+    result.map_err(|fault| Box::new(ThreadFault { location: Some(wgmma.location), ..*fault }))
 }
 
 /// Ends the oldest group: its `wgmma` have run, and their accumulators can be read.
-fn finish(cx: &mut Context<'_>, mut group: Vec<Wgmma>) -> Outcome {
+fn finish(cx: &mut WarpContext<'_>, mut group: Vec<Wgmma>) -> Outcome {
     for wgmma in &mut group {
         if !wgmma.has_run {
             run(cx, wgmma)?;
         }
         cx.cluster.remove_readers(cx.position.rank, &wgmma.units);
         if wgmma.a_registers.iter().any(|(slot, values)| cx.registers.read::<u32>(*slot) != *values) {
-            return Fault::of_work(
+            return ThreadFault::of_work(
                 "a register of A is overwritten before the wait for its `wgmma`",
                 wgmma.location,
             );
         }
         if wgmma.accumulators.iter().any(|&slot| !cx.registers.is_reserved(slot)) {
-            return Fault::of_work(OVERWRITTEN, wgmma.location);
+            return ThreadFault::of_work(OVERWRITTEN, wgmma.location);
         }
     }
     for wgmma in &group {
@@ -311,7 +311,7 @@ impl MatrixOperand {
     }
 
     /// Reads rows of the operand, of `k` values each.
-    fn read(self, cx: &Context<'_>, units: &[u16], bits: u32, k: usize) -> Outcome<Vec<f32>> {
+    fn read(self, cx: &WarpContext<'_>, units: &[u16], bits: u32, k: usize) -> Outcome<Vec<f32>> {
         let memory = cx.own_shared().bytes(0, cx.own_shared().len() as u64).expect("all of it");
         let mut rows = vec![0.0; units.len() * k / 2];
         for (n, &unit) in units.iter().enumerate() {
@@ -344,7 +344,7 @@ impl MatrixOperand {
 
 /// The fault of reading shared memory that nothing has written.
 #[cold]
-fn unwritten<T>(cx: &Context<'_>, offset: u64) -> Outcome<T> {
+fn unwritten<T>(cx: &WarpContext<'_>, offset: u64) -> Outcome<T> {
     let at = SharedPlace { rank: cx.position.rank, offset };
     let why = match cx.cluster.writer(at, UNIT) {
         Some(location) => {
@@ -363,7 +363,7 @@ fn place(lane: usize, n: usize) -> (usize, usize) {
 
 impl Form {
     /// Computes the sums of a warp.
-    fn run(&self, cx: &mut Context<'_>, wgmma: &Wgmma) -> Outcome {
+    fn run(&self, cx: &mut WarpContext<'_>, wgmma: &Wgmma) -> Outcome {
         let Form { n: columns, left, right } = *self;
         let k = if left.element.is_none() { K } else { FP8_PRODUCTS };
         let (of_right, of_left) = wgmma.units.split_at(2 * columns);

@@ -28,7 +28,7 @@ pub(crate) struct SharedPlace {
 
 impl SharedPlace {
     /// The place of an address that a block uses. An address without a rank is in the block's own memory.
-    pub(crate) fn of(address: u64, own_rank: u32) -> SharedPlace {
+    pub(crate) fn locate(address: u64, own_rank: u32) -> SharedPlace {
         let (rank, offset) = ((address >> RANK_SHIFT) as u32, address & ((1 << RANK_SHIFT) - 1));
         SharedPlace { rank: rank.checked_sub(1).unwrap_or(own_rank), offset }
     }
@@ -54,7 +54,7 @@ pub(crate) enum Awaited {
 
 /// Something that lanes may wait for and that has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum ClusterEvent {
     Mbarrier(SharedPlace),
     Cluster,
     /// Registers of the block of this rank.
@@ -92,7 +92,7 @@ pub(crate) struct BlockState {
 
 /// Bytes that a copy moves at once.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct CopyPiece {
     /// An address in global memory, or none if zeros are written.
     pub(crate) global: Option<u64>,
     /// An offset in the block's shared memory.
@@ -117,7 +117,7 @@ pub(crate) struct BulkCopy {
     pub(crate) number: u64,
     /// Rank of the block whose shared memory it moves.
     pub(crate) rank: u32,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<CopyPiece>,
     /// log2 of the chunks that a tensor copy permutes.
     pub(crate) swizzle_bits: Option<u32>,
     /// The range of shared memory that the pieces fill.
@@ -137,7 +137,7 @@ pub(crate) struct Cluster {
     pub(crate) copies: Vec<BulkCopy>,
     next_copy: u64,
     /// Events since the scheduler last looked.
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<ClusterEvent>,
     /// Units with readers, in all blocks.
     read_units: u64,
     /// Threads that have not exited, and those of them that have arrived at the cluster's barrier.
@@ -205,7 +205,7 @@ impl Cluster {
         change: impl FnOnce(&mut Mbarrier) -> Result<bool, String>,
     ) -> Result<(), String> {
         if change(self.mbarrier(shared, at)?)? {
-            self.events.push(Event::Mbarrier(at));
+            self.events.push(ClusterEvent::Mbarrier(at));
         }
         Ok(())
     }
@@ -368,7 +368,7 @@ impl Cluster {
     pub(crate) fn settle_barrier(&mut self) {
         if self.arrived_threads > 0 && self.arrived_threads == self.live_threads {
             self.arrived_threads = 0;
-            self.events.push(Event::Cluster);
+            self.events.push(ClusterEvent::Cluster);
         }
     }
 }

@@ -1,12 +1,12 @@
 //! The state that a step reads and writes: a warp's registers and the memory that its threads can access.
 
-use crate::fault::{Fault, FaultKind, Outcome};
+use crate::fault::{FaultKind, Outcome, ThreadFault};
 use crate::kernel::cluster::Cluster;
 use crate::kernel::{Code, Execute};
 use crate::memory::{Bytes, Local, Memory};
 use crate::races::Races;
 use crate::random::Random;
-use crate::registers::{LANES, Lane, Lanes, Marks, Registers, Slot, uninitialised};
+use crate::registers::{LANES, Lane, Lanes, Marks, RegisterSlot, Registers, uninitialised};
 use pulp::{Arch, WithSimd};
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
@@ -30,16 +30,16 @@ pub(crate) fn dispatch(operation: impl WithSimd<Output = ()>) {
 /// A source operand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source<T> {
-    Slot(Slot),
+    Slot(RegisterSlot),
     Constant(T),
     /// A predefined register: a function of the thread.
-    Special(fn(&Context<'_>, usize) -> u32),
+    Special(fn(&WarpContext<'_>, usize) -> u32),
 }
 
 /// A predicate operand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Condition {
-    Register { slot: Slot, is_negated: bool },
+    Register { slot: RegisterSlot, is_negated: bool },
     Constant(bool),
 }
 
@@ -96,7 +96,7 @@ pub(crate) struct Position {
 }
 
 /// The state of a warp that steps change.
-pub(crate) struct Context<'a> {
+pub(crate) struct WarpContext<'a> {
     pub(crate) launch: &'a Launch<'a>,
     pub(crate) registers: &'a mut Registers,
     /// The lanes that execute the step.
@@ -171,10 +171,10 @@ pub(crate) fn groups<T>(groups: &mut Vec<CommitGroups<T>>, lane: usize) -> &mut 
 
 /// A warp's part of a `wgmma`.
 pub(crate) struct Wgmma {
-    pub(crate) compute: Arc<dyn Fn(&mut Context<'_>, &Wgmma) -> Outcome + Send + Sync>,
-    pub(crate) accumulators: Arc<[Slot]>,
+    pub(crate) compute: Arc<dyn Fn(&mut WarpContext<'_>, &Wgmma) -> Outcome + Send + Sync>,
+    pub(crate) accumulators: Arc<[RegisterSlot]>,
     /// The registers of A, if it is not in shared memory, and their values.
-    pub(crate) a_registers: Vec<(Slot, Lanes<u32>)>,
+    pub(crate) a_registers: Vec<(RegisterSlot, Lanes<u32>)>,
     /// True if it adds to the accumulators.
     pub(crate) scale_d: bool,
     /// log2 of the chunks that the descriptors of A and B permute.
@@ -204,7 +204,7 @@ pub(crate) struct PendingCopy {
     pub(crate) source_bytes: usize,
 }
 
-impl Context<'_> {
+impl WarpContext<'_> {
     #[inline(always)]
     pub(crate) fn read<T: Lane>(&self, source: Source<T>) -> Lanes<T> {
         match source {
@@ -254,7 +254,7 @@ impl Context<'_> {
 
     /// Writes a result; the lanes in `unset` become unset.
     #[inline(always)]
-    pub(crate) fn write<T: Lane>(&mut self, slot: Slot, values: &Lanes<T>, unset: u32) {
+    pub(crate) fn write<T: Lane>(&mut self, slot: RegisterSlot, values: &Lanes<T>, unset: u32) {
         self.registers.write(slot, values, self.active);
         if unset != 0 {
             self.registers.unset::<T>(slot, unset & self.active);
@@ -262,7 +262,7 @@ impl Context<'_> {
     }
 
     /// Writes a result with marks.
-    pub(crate) fn write_marked<T: Lane>(&mut self, slot: Slot, values: &Lanes<T>, marks: &Marks) {
+    pub(crate) fn write_marked<T: Lane>(&mut self, slot: RegisterSlot, values: &Lanes<T>, marks: &Marks) {
         self.registers.write(slot, values, self.active);
         if marks.unwritten != Marks::NONE.unwritten {
             self.registers.mark::<T>(slot, marks, self.active);
@@ -292,7 +292,7 @@ impl Context<'_> {
     }
 
     #[inline(always)]
-    pub(crate) fn write_predicate(&mut self, slot: Slot, lanes: u32, unset: u32) {
+    pub(crate) fn write_predicate(&mut self, slot: RegisterSlot, lanes: u32, unset: u32) {
         self.registers.write_predicate(slot, lanes, unset, self.active);
     }
 
@@ -312,7 +312,7 @@ impl Context<'_> {
 
     /// The fault of the first active lane.
     pub(crate) fn fault<T>(&self, kind: FaultKind, problem: impl Into<String>) -> Outcome<T> {
-        Err(Fault::new(self.active.trailing_zeros() % LANES as u32, kind, problem))
+        Err(ThreadFault::new(self.active.trailing_zeros() % LANES as u32, kind, problem))
     }
 
     /// Thread `lane` of the warp along x, y, z.
@@ -332,7 +332,7 @@ impl Context<'_> {
 
 /// A step that computes a result of one operand, lane by lane.
 pub(crate) fn map1<A: Lane, R: Lane>(
-    target: Slot,
+    target: RegisterSlot,
     a: Source<A>,
     f: impl Fn(A) -> R + Send + Sync + 'static,
 ) -> Execute {
@@ -354,7 +354,7 @@ pub(crate) fn map1<A: Lane, R: Lane>(
 
 /// As [`map1`], for two operands.
 pub(crate) fn map2<A: Lane, B: Lane, R: Lane>(
-    target: Slot,
+    target: RegisterSlot,
     (a, b): (Source<A>, Source<B>),
     f: impl Fn(A, B) -> R + Send + Sync + 'static,
 ) -> Execute {
@@ -376,7 +376,7 @@ pub(crate) fn map2<A: Lane, B: Lane, R: Lane>(
 
 /// As [`map1`], for three operands.
 pub(crate) fn map3<A: Lane, B: Lane, C: Lane, R: Lane>(
-    target: Slot,
+    target: RegisterSlot,
     (a, b, c): (Source<A>, Source<B>, Source<C>),
     f: impl Fn(A, B, C) -> R + Send + Sync + 'static,
 ) -> Execute {
@@ -398,7 +398,7 @@ pub(crate) fn map3<A: Lane, B: Lane, C: Lane, R: Lane>(
 
 /// A step that computes a predicate of two operands, lane by lane.
 pub(crate) fn test2<A: Lane>(
-    target: Slot,
+    target: RegisterSlot,
     (a, b): (Source<A>, Source<A>),
     f: impl Fn(A, A) -> bool + Send + Sync + 'static,
 ) -> Execute {

@@ -6,17 +6,17 @@ mod mbarrier;
 
 use crate::fault::Outcome;
 use crate::ptx::{Class, Location, Space};
-use crate::registers::{Slot, SlotCounts};
+use crate::registers::{RegisterSlot, SlotCounts};
 use cluster::Awaited;
-use context::{Condition, Context, Source};
+use context::{Condition, Source, WarpContext};
 use std::collections::HashMap;
 
 /// The effect of a step on the active lanes of a warp.
-pub(crate) type Execute = Box<dyn Fn(&mut Context<'_>) -> Outcome + Send + Sync>;
+pub(crate) type Execute = Box<dyn Fn(&mut WarpContext<'_>) -> Outcome + Send + Sync>;
 
 /// Checks whether active lanes may go on, and returns what they wait for if not. It may remove lanes that
 /// wait for something else from the active ones.
-pub(crate) type Poll = Box<dyn Fn(&mut Context<'_>) -> Outcome<Option<Awaited>> + Send + Sync>;
+pub(crate) type Poll = Box<dyn Fn(&mut WarpContext<'_>) -> Outcome<Option<Awaited>> + Send + Sync>;
 
 /// A step as the scheduler sees it.
 pub(crate) enum Action {
@@ -26,7 +26,7 @@ pub(crate) enum Action {
     Signal(Execute),
     /// Active lanes wait for asynchronous work or other blocks. The predicate, if any, becomes true if it has
     /// come, and false if lanes give up.
-    Wait(Poll, Option<Slot>),
+    Wait(Poll, Option<RegisterSlot>),
     /// All lanes of the mask that have not exited execute it together.
     Together(Source<u32>, Execute),
     /// The threads of the block meet at a barrier.
@@ -53,8 +53,8 @@ pub(crate) struct Reduction {
 /// The target of a reduction.
 #[derive(Clone, Copy)]
 pub(crate) enum Target {
-    Predicate(Slot),
-    Number(Slot),
+    Predicate(RegisterSlot),
+    Number(RegisterSlot),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub(crate) enum ReductionKind {
 }
 
 /// An instruction.
-pub(crate) struct Step {
+pub(crate) struct KernelStep {
     /// The predicate under which it runs.
     pub(crate) guard: Option<Condition>,
     pub(crate) action: Action,
@@ -77,12 +77,12 @@ pub(crate) struct Step {
 /// An instruction whose results are printed.
 pub(crate) struct Traced {
     pub(crate) opcode: String,
-    pub(crate) results: Vec<(Class, Slot)>,
+    pub(crate) results: Vec<(Class, RegisterSlot)>,
 }
 
 /// A basic block: steps that execute in order, and the successor.
-pub(crate) struct Block {
-    pub(crate) steps: Vec<Step>,
+pub(crate) struct StepBlock {
+    pub(crate) steps: Vec<KernelStep>,
     pub(crate) end: End,
     pub(crate) end_location: u32,
 }
@@ -103,7 +103,7 @@ pub(crate) enum End {
 pub(crate) struct Code {
     pub(crate) name: String,
     /// Basic blocks. The index after the last one is the kernel's end.
-    pub(crate) blocks: Vec<Block>,
+    pub(crate) blocks: Vec<StepBlock>,
     pub(crate) slots: SlotCounts,
     /// Size and offset of each parameter.
     pub(crate) parameters: Vec<(u64, u64)>,

@@ -3,14 +3,14 @@
 use crate::machine::Machine;
 use crate::queue::ItemId;
 use crate::status::{self, Status};
-use crate::work::Work;
+use crate::work::WorkItem;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
 /// Work of a graph, and the nodes that it depends on.
 #[derive(Clone)]
-pub(crate) struct Node {
-    pub(crate) work: Work,
+pub(crate) struct GraphNode {
+    pub(crate) work: WorkItem,
     pub(crate) after: Vec<usize>,
     /// The stream that captured it.
     pub(crate) stream: usize,
@@ -19,7 +19,7 @@ pub(crate) struct Node {
 /// A graph, instantiated or not.
 #[derive(Clone)]
 pub(crate) struct Graph {
-    pub(crate) nodes: Arc<Vec<Node>>,
+    pub(crate) nodes: Arc<Vec<GraphNode>>,
     /// The last item of its latest launch: launches of one graph do not overlap.
     pub(crate) last: Option<ItemId>,
 }
@@ -29,20 +29,20 @@ pub(crate) struct Capture {
     /// The thread and the stream that began it.
     pub(crate) thread: ThreadId,
     origin: usize,
-    nodes: Vec<Node>,
+    nodes: Vec<GraphNode>,
     pub(crate) is_valid: bool,
 }
 
 impl Capture {
     /// Adds a node. It may begin early only after a launch that the same stream has captured just before.
-    pub(crate) fn add(&mut self, mut node: Node) -> usize {
-        if let Work::Launch(_, begins_early) = &mut node.work {
+    pub(crate) fn add(&mut self, mut node: GraphNode) -> usize {
+        if let WorkItem::Launch(_, begins_early) = &mut node.work {
             let before = match node.after[..] {
                 [before] => Some(&self.nodes[before]),
                 _ => None,
             };
             *begins_early &=
-                before.is_some_and(|of| of.stream == node.stream && matches!(of.work, Work::Launch(..)));
+                before.is_some_and(|of| of.stream == node.stream && matches!(of.work, WorkItem::Launch(..)));
         }
         self.nodes.push(node);
         self.nodes.len() - 1

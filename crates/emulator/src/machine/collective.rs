@@ -1,12 +1,12 @@
 //! CommitGroups of NCCL calls in the queue: they post, wait for the other ranks, and complete.
 
 use super::Machine;
-use crate::nccl::link::Link;
-use crate::nccl::{Group, Refusal};
+use crate::nccl::link::RankLink;
+use crate::nccl::{CallGroup, Refusal};
 use crate::queue::{ItemId, Taken};
 use crate::settings::Ordering;
 use crate::status::{self, Status};
-use crate::work::{Failure, Work};
+use crate::work::{Failure, WorkItem};
 use std::sync::Arc;
 
 /// A rank's end of a communicator.
@@ -14,10 +14,10 @@ pub(crate) struct Communicator {
     pub(crate) device: usize,
     pub(crate) rank: usize,
     pub(crate) size: usize,
-    pub(crate) link: Arc<Link>,
+    pub(crate) link: Arc<RankLink>,
     /// The group of the last call, until it is queued; the stream; and how often `ncclCommGetAsyncError`
     /// answers "in progress" before.
-    pub(crate) launching: Option<(Arc<Group>, usize, usize)>,
+    pub(crate) launching: Option<(Arc<CallGroup>, usize, usize)>,
     /// The number of groups queued so far.
     pub(crate) issued: u64,
     /// The number of those that this rank has posted.
@@ -40,7 +40,7 @@ pub(super) struct Waiting {
 
 impl Machine {
     /// Queues a group, or adds it to the graph that the stream captures. `omit` and `swap` change the order.
-    pub(crate) fn put_group(&mut self, stream: usize, group: Arc<Group>) -> Result<(), Status> {
+    pub(crate) fn put_group(&mut self, stream: usize, group: Arc<CallGroup>) -> Result<(), Status> {
         let rank = self.communicators.get(&group.communicator).map_or(0, |of| of.rank);
         if rank == 1 && self.omits(Ordering::Collective) {
             return Ok(());
@@ -53,9 +53,9 @@ impl Machine {
             }
         }
         let communicator = group.communicator;
-        self.put(stream, Work::Collective(group))?;
+        self.put(stream, WorkItem::Collective(group))?;
         match self.held_back.take_if(|(_, held)| held.communicator == communicator) {
-            Some((stream, held)) => self.put(stream, Work::Collective(held)),
+            Some((stream, held)) => self.put(stream, WorkItem::Collective(held)),
             None => Ok(()),
         }
     }
@@ -75,7 +75,7 @@ impl Machine {
     }
 
     /// Posts a group, or completes it if it has posted before. True if it is done.
-    pub(super) fn run_collective(&mut self, group: &Group, taken: &Taken) -> Result<bool, Failure> {
+    pub(super) fn run_collective(&mut self, group: &CallGroup, taken: &Taken) -> Result<bool, Failure> {
         // Work that was aborted ends without effect.
         let Some(of) = self.communicators.get_mut(&group.communicator) else {
             self.waiting.retain(|waiting| waiting.item != taken.id);
@@ -143,8 +143,7 @@ impl Machine {
 
     /// The number of graphs, instantiated or not, with work of a communicator.
     pub(crate) fn graphs_with(&self, communicator: usize) -> usize {
-        let is_of =
-            |work: &Work| matches!(work, Work::Collective(group) if group.communicator == communicator);
+        let is_of = |work: &WorkItem| matches!(work, WorkItem::Collective(group) if group.communicator == communicator);
         self.graphs.values().filter(|graph| graph.nodes.iter().any(|node| is_of(&node.work))).count()
     }
 }

@@ -6,14 +6,14 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 
 /// The name of a communicator, which its id contains. It has no file, so nothing stays when processes end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Name(pub(super) [u8; 32]);
+pub(crate) struct CommunicatorName(pub(super) [u8; 32]);
 
-impl Name {
+impl CommunicatorName {
     /// The name in an `ncclUniqueId`.
-    pub(crate) fn of_id(id: &[u8; 128]) -> Name {
+    pub(crate) fn of_id(id: &[u8; 128]) -> CommunicatorName {
         let mut name = [0; 32];
         name.copy_from_slice(&id[..32]);
-        Name(name)
+        CommunicatorName(name)
     }
 
     /// The `ncclUniqueId` with this name.

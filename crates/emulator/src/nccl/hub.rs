@@ -1,19 +1,19 @@
 //! The meeting place of the ranks of a communicator: a thread of the process that made its id. It passes on
 //! what each rank sends to all others.
 
-use super::frame::{Name, Tag, read_frame, write_frame};
+use super::frame::{CommunicatorName, Tag, read_frame, write_frame};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 /// Opens a meeting place under a new name.
-pub(crate) fn open() -> std::io::Result<Name> {
+pub(crate) fn open() -> std::io::Result<CommunicatorName> {
     let random = RandomState::new().build_hasher().finish();
     let text = format!("nccl {:08x} {random:016x}", std::process::id());
     let mut name = [b' '; 32];
     name[..text.len()].copy_from_slice(text.as_bytes());
-    let name = Name(name);
+    let name = CommunicatorName(name);
     let listener = UnixListener::bind_addr(&name.address()?)?;
     thread::Builder::new().name("emulated NCCL".into()).spawn(move || meet(&listener))?;
     Ok(name)

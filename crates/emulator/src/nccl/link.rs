@@ -1,6 +1,6 @@
 //! A rank's connection to the other ranks of a communicator.
 
-use super::frame::{Name, Tag, read_frame, write_frame};
+use super::frame::{CommunicatorName, Tag, read_frame, write_frame};
 use super::post::Post;
 use std::collections::HashMap;
 use std::net::Shutdown;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 /// The connection.
-pub(crate) struct Link {
+pub(crate) struct RankLink {
     rank: usize,
     inbox: Mutex<Inbox>,
     /// Locked apart from the inbox, which is filled while a send waits.
@@ -17,7 +17,7 @@ pub(crate) struct Link {
 }
 
 struct Inbox {
-    state: State,
+    state: LinkState,
     /// The ranks that have called their first group.
     called: Vec<bool>,
     /// The posts of the groups that are not complete, by rank.
@@ -29,33 +29,33 @@ struct Inbox {
 
 /// How far the ranks have come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum LinkState {
     Connecting,
     Ready,
     Refused(String),
 }
 
-impl Link {
+impl RankLink {
     /// Connects `rank` of `size` with the others in a thread of its own.
-    pub(crate) fn connect(name: Name, rank: usize, size: usize, gpu: [u8; 16]) -> Arc<Link> {
+    pub(crate) fn connect(name: CommunicatorName, rank: usize, size: usize, gpu: [u8; 16]) -> Arc<RankLink> {
         let inbox = Inbox {
-            state: State::Connecting,
+            state: LinkState::Connecting,
             called: vec![false; size],
             posts: HashMap::new(),
             finished: vec![None; size],
             gone: None,
         };
-        let link = Arc::new(Link { rank, inbox: Mutex::new(inbox), socket: Mutex::new(None) });
+        let link = Arc::new(RankLink { rank, inbox: Mutex::new(inbox), socket: Mutex::new(None) });
         let reader = link.clone();
         let hello = [&(size as u64).to_le_bytes()[..], &gpu].concat();
         let run = move || match name.address().and_then(|address| UnixStream::connect_addr(&address)) {
             Ok(socket) => reader.read(socket, &hello),
             Err(error) => {
-                reader.lock().state = State::Refused(format!("there is no such communicator: {error}"))
+                reader.lock().state = LinkState::Refused(format!("there is no such communicator: {error}"))
             }
         };
         if thread::Builder::new().name("emulated NCCL".into()).spawn(run).is_err() {
-            link.lock().state = State::Refused("the system refuses a thread".into());
+            link.lock().state = LinkState::Refused("the system refuses a thread".into());
         }
         link
     }
@@ -67,8 +67,10 @@ impl Link {
         while let Some((tag, rank, bytes)) = read_frame(&mut socket) {
             let mut inbox = self.lock();
             match tag {
-                Tag::Ready => inbox.state = State::Ready,
-                Tag::Refused => inbox.state = State::Refused(String::from_utf8_lossy(&bytes).into_owned()),
+                Tag::Ready => inbox.state = LinkState::Ready,
+                Tag::Refused => {
+                    inbox.state = LinkState::Refused(String::from_utf8_lossy(&bytes).into_owned())
+                }
                 Tag::Called => inbox.called[rank] = true,
                 Tag::Post => {
                     if let Some(post) = Post::decode(&bytes) {
@@ -85,15 +87,15 @@ impl Link {
         }
         let mut inbox = self.lock();
         // The process that passes on messages has ended.
-        if inbox.state == State::Connecting {
-            inbox.state = State::Refused("rank 0 has left".into());
+        if inbox.state == LinkState::Connecting {
+            inbox.state = LinkState::Refused("rank 0 has left".into());
         }
         if inbox.finished.iter().any(Option::is_none) {
             inbox.gone = inbox.gone.or(Some(0));
         }
     }
 
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> LinkState {
         self.lock().state.clone()
     }
 

@@ -18,9 +18,9 @@ mod hub;
 pub(crate) mod link;
 mod post;
 
-pub(crate) use frame::Name;
+pub(crate) use frame::CommunicatorName;
 pub(crate) use hub::open;
-pub(crate) use post::{Kind, Place, Post, PostedCall};
+pub(crate) use post::{CallKind, MemoryPlace, Post, PostedCall};
 
 use crate::memory::Memory;
 use crate::random::Random;
@@ -39,8 +39,8 @@ pub(crate) enum Refusal {
 
 /// A call of a group.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
-    pub(crate) kind: Kind,
+pub(crate) struct GroupCall {
+    pub(crate) kind: CallKind,
     /// An `ncclDataType_t`.
     pub(crate) element: i32,
     pub(crate) count: u64,
@@ -52,12 +52,12 @@ pub(crate) struct Call {
 
 /// The calls of a group on one communicator.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct CallGroup {
     pub(crate) communicator: usize,
-    pub(crate) calls: Vec<Call>,
+    pub(crate) calls: Vec<GroupCall>,
 }
 
-impl Group {
+impl CallGroup {
     /// True if a call reads or writes these bytes of device memory.
     pub(crate) fn uses(&self, start: u64, bytes: u64) -> bool {
         let overlaps = |(address, length): (u64, u64)| address < start + bytes && start < address + length;
@@ -75,7 +75,7 @@ impl Group {
         let overlap = |a: Option<(u64, u64)>, b: Option<(u64, u64)>| {
             a.zip(b).is_some_and(|(a, b)| a.0 < b.0 + b.1 && b.0 < a.0 + a.1)
         };
-        let races = |a: &Call, b: &Call| overlap(a.target, b.source) || overlap(a.target, b.target);
+        let races = |a: &GroupCall, b: &GroupCall| overlap(a.target, b.source) || overlap(a.target, b.target);
         let pairs =
             self.calls.iter().enumerate().flat_map(|(n, a)| self.calls[..n].iter().map(move |b| (a, b)));
         let (a, b) = pairs.into_iter().find(|(a, b)| races(a, b) || races(b, a))?;
@@ -92,9 +92,9 @@ impl Group {
         }
         let place = |range: Option<(u64, u64)>| {
             let (start, bytes) = memory.allocation(range?.0)?;
-            Some(Place { offset: range?.0 - start, of: bytes })
+            Some(MemoryPlace { offset: range?.0 - start, of: bytes })
         };
-        let posted = |call: &Call| {
+        let posted = |call: &GroupCall| {
             let mut bytes = Vec::new();
             if let Some((address, length)) = call.source {
                 bytes.resize(length as usize, 0);
@@ -140,30 +140,30 @@ impl Group {
         for (n, call) in self.calls.iter().enumerate() {
             let Some((target, _)) = call.target else { continue };
             match call.kind {
-                Kind::AllGather => {
+                CallKind::AllGather => {
                     for (other, post) in posts.iter().enumerate() {
                         let bytes = &post.calls[n].bytes;
                         write(target + (other * bytes.len()) as u64, bytes)?;
                     }
                 }
-                Kind::Broadcast { root } => write(target, &posts[root].calls[n].bytes)?,
-                Kind::ReduceScatter => {
+                CallKind::Broadcast { root } => write(target, &posts[root].calls[n].bytes)?,
+                CallKind::ReduceScatter => {
                     let bytes = call.source.map_or(0, |(_, bytes)| bytes as usize) / posts.len();
                     let piece: Vec<&[u8]> =
                         posts.iter().map(|post| &post.calls[n].bytes[rank * bytes..][..bytes]).collect();
                     write(target, &sum(piece, seed))?;
                 }
-                Kind::Reduce { .. } => {
+                CallKind::Reduce { .. } => {
                     write(target, &sum(posts.iter().map(|post| &post.calls[n].bytes[..]).collect(), seed))?;
                 }
-                Kind::Receive { from } => {
+                CallKind::Receive { from } => {
                     let mut sends =
-                        posts[from].calls.iter().filter(|call| call.kind == Kind::Send { to: rank });
+                        posts[from].calls.iter().filter(|call| call.kind == CallKind::Send { to: rank });
                     let sent = sends.nth(received[from]);
                     received[from] += 1;
                     write(target, &sent.ok_or("a send is missing")?.bytes)?;
                 }
-                Kind::Send { .. } => {}
+                CallKind::Send { .. } => {}
             }
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// The kind of a call. Ranks are those of the communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum CallKind {
     AllGather,
     Broadcast { root: usize },
     ReduceScatter,
@@ -16,7 +16,7 @@ pub(crate) enum Kind {
 
 /// A place in device memory: an offset in an allocation of this many bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct MemoryPlace {
     pub(crate) offset: u64,
     pub(crate) of: u64,
 }
@@ -24,11 +24,11 @@ pub(crate) struct Place {
 /// A call, with the bytes that the rank sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PostedCall {
-    pub(crate) kind: Kind,
+    pub(crate) kind: CallKind,
     pub(crate) element: i32,
     pub(crate) count: u64,
-    pub(crate) source: Option<Place>,
-    pub(crate) target: Option<Place>,
+    pub(crate) source: Option<MemoryPlace>,
+    pub(crate) target: Option<MemoryPlace>,
     pub(crate) bytes: Vec<u8>,
 }
 
@@ -40,15 +40,15 @@ pub(crate) struct Post {
     pub(crate) calls: Vec<PostedCall>,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for CallKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kind::AllGather => f.write_str("an all-gather"),
-            Kind::Broadcast { root } => write!(f, "a broadcast from rank {root}"),
-            Kind::ReduceScatter => f.write_str("a reduce-scatter"),
-            Kind::Reduce { root } => write!(f, "a reduction to rank {root}"),
-            Kind::Send { to } => write!(f, "a send to rank {to}"),
-            Kind::Receive { from } => write!(f, "a receive from rank {from}"),
+            CallKind::AllGather => f.write_str("an all-gather"),
+            CallKind::Broadcast { root } => write!(f, "a broadcast from rank {root}"),
+            CallKind::ReduceScatter => f.write_str("a reduce-scatter"),
+            CallKind::Reduce { root } => write!(f, "a reduction to rank {root}"),
+            CallKind::Send { to } => write!(f, "a send to rank {to}"),
+            CallKind::Receive { from } => write!(f, "a receive from rank {from}"),
         }
     }
 }
@@ -59,7 +59,7 @@ impl fmt::Display for PostedCall {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for MemoryPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "byte {} of an allocation of {}", self.offset, self.of)
     }
@@ -84,7 +84,8 @@ pub(super) fn difference(posts: &[Arc<Post>]) -> Option<String> {
         ))
     };
     // Collectives of the whole communicator are the same calls on all ranks.
-    let is_collective = |call: &&PostedCall| !matches!(call.kind, Kind::Send { .. } | Kind::Receive { .. });
+    let is_collective =
+        |call: &&PostedCall| !matches!(call.kind, CallKind::Send { .. } | CallKind::Receive { .. });
     let collectives = |rank: usize| posts[rank].calls.iter().filter(is_collective);
     let same = |a: &PostedCall, b: &PostedCall| (a.kind, a.element, a.count) == (b.kind, b.element, b.count);
     for rank in 1..posts.len() {
@@ -99,8 +100,8 @@ pub(super) fn difference(posts: &[Arc<Post>]) -> Option<String> {
     }
     // What a rank sends to another is what that one receives.
     for (from, to) in (0..posts.len()).flat_map(|from| (0..posts.len()).map(move |to| (from, to))) {
-        let mut sends = posts[from].calls.iter().filter(|call| call.kind == Kind::Send { to });
-        let mut receives = posts[to].calls.iter().filter(|call| call.kind == Kind::Receive { from });
+        let mut sends = posts[from].calls.iter().filter(|call| call.kind == CallKind::Send { to });
+        let mut receives = posts[to].calls.iter().filter(|call| call.kind == CallKind::Receive { from });
         loop {
             match (sends.next(), receives.next()) {
                 (None, None) => break,
@@ -117,7 +118,7 @@ pub(super) fn difference(posts: &[Arc<Post>]) -> Option<String> {
         let sources = |rank| of_kind(rank).filter_map(|call| call.source).collect();
         let targets = |rank| of_kind(rank).filter_map(|call| call.target).collect();
         for (does, places) in [
-            ("sends from", (0..posts.len()).map(sources).collect::<Vec<Vec<Place>>>()),
+            ("sends from", (0..posts.len()).map(sources).collect::<Vec<Vec<MemoryPlace>>>()),
             ("receives into", (0..posts.len()).map(targets).collect()),
         ] {
             // The root of a broadcast is the only one that sends, that of a reduction the only one that
@@ -140,8 +141,8 @@ pub(super) fn difference(posts: &[Arc<Post>]) -> Option<String> {
 }
 
 /// The first places that differ between two ranks; of lists of different lengths, those that both have.
-fn other_place(a: &[Place], b: &[Place]) -> Option<(Place, Place)> {
-    let is_common = |place: &&Place| a.len() == b.len() || (a.contains(place) && b.contains(place));
+fn other_place(a: &[MemoryPlace], b: &[MemoryPlace]) -> Option<(MemoryPlace, MemoryPlace)> {
+    let is_common = |place: &&MemoryPlace| a.len() == b.len() || (a.contains(place) && b.contains(place));
     let both = a.iter().filter(is_common).zip(b.iter().filter(is_common));
     both.map(|(a, b)| (*a, *b)).find(|(a, b)| a != b)
 }
@@ -166,16 +167,16 @@ impl Post {
         put(self.calls.len() as u64);
         for call in &self.calls {
             let (kind, rank) = match call.kind {
-                Kind::AllGather => (0, 0),
-                Kind::Broadcast { root } => (1, root),
-                Kind::Send { to } => (2, to),
-                Kind::Receive { from } => (3, from),
-                Kind::ReduceScatter => (4, 0),
-                Kind::Reduce { root } => (5, root),
+                CallKind::AllGather => (0, 0),
+                CallKind::Broadcast { root } => (1, root),
+                CallKind::Send { to } => (2, to),
+                CallKind::Receive { from } => (3, from),
+                CallKind::ReduceScatter => (4, 0),
+                CallKind::Reduce { root } => (5, root),
             };
             [kind, rank as u64, call.element as u64, call.count].into_iter().for_each(&mut put);
             for place in [call.source, call.target] {
-                let place = place.unwrap_or(Place { offset: NO_PLACE, of: 0 });
+                let place = place.unwrap_or(MemoryPlace { offset: NO_PLACE, of: 0 });
                 [place.offset, place.of].into_iter().for_each(&mut put);
             }
             put(call.bytes.len() as u64);
@@ -199,17 +200,17 @@ impl Post {
         for _ in 0..count {
             let (kind, rank) = (word()?, word()? as usize);
             let kind = match kind {
-                0 => Kind::AllGather,
-                1 => Kind::Broadcast { root: rank },
-                2 => Kind::Send { to: rank },
-                3 => Kind::Receive { from: rank },
-                4 => Kind::ReduceScatter,
-                5 => Kind::Reduce { root: rank },
+                0 => CallKind::AllGather,
+                1 => CallKind::Broadcast { root: rank },
+                2 => CallKind::Send { to: rank },
+                3 => CallKind::Receive { from: rank },
+                4 => CallKind::ReduceScatter,
+                5 => CallKind::Reduce { root: rank },
                 _ => return None,
             };
             let (element, count) = (word()? as i32, word()?);
             let mut place = || {
-                let place = Place { offset: word()?, of: word()? };
+                let place = MemoryPlace { offset: word()?, of: word()? };
                 Some((place.offset != NO_PLACE).then_some(place))
             };
             let (source, target) = (place()?, place()?);
@@ -229,13 +230,13 @@ impl Post {
 mod tests {
     use super::*;
 
-    fn call(kind: Kind, count: u64) -> PostedCall {
-        let place = Some(Place { offset: 256, of: 4096 });
+    fn call(kind: CallKind, count: u64) -> PostedCall {
+        let place = Some(MemoryPlace { offset: 256, of: 4096 });
         let (source, target) = match kind {
-            Kind::AllGather | Kind::ReduceScatter => (place, place),
-            Kind::Reduce { root } => (place, (root == 0).then_some(place).flatten()),
-            Kind::Broadcast { .. } | Kind::Receive { .. } => (None, place),
-            Kind::Send { .. } => (place, None),
+            CallKind::AllGather | CallKind::ReduceScatter => (place, place),
+            CallKind::Reduce { root } => (place, (root == 0).then_some(place).flatten()),
+            CallKind::Broadcast { .. } | CallKind::Receive { .. } => (None, place),
+            CallKind::Send { .. } => (place, None),
         };
         PostedCall { kind, element: 1, count, source, target, bytes: vec![3; count as usize] }
     }
@@ -250,10 +251,10 @@ mod tests {
         let post = Post {
             number: 7,
             calls: vec![
-                call(Kind::Send { to: 2 }, 5),
-                call(Kind::Receive { from: 0 }, 3),
-                call(Kind::ReduceScatter, 4),
-                call(Kind::Reduce { root: 1 }, 2),
+                call(CallKind::Send { to: 2 }, 5),
+                call(CallKind::Receive { from: 0 }, 3),
+                call(CallKind::ReduceScatter, 4),
+                call(CallKind::Reduce { root: 1 }, 2),
             ],
         };
         assert_eq!(Post::decode(&post.encode()), Some(post.clone()));
@@ -262,40 +263,45 @@ mod tests {
 
     #[test]
     fn calls_that_agree_differ_in_nothing() {
-        assert_eq!(said(vec![vec![call(Kind::AllGather, 8)]; 3]), "");
+        assert_eq!(said(vec![vec![call(CallKind::AllGather, 8)]; 3]), "");
         let exchange = || {
-            let both = |other| [call(Kind::Send { to: other }, 4), call(Kind::Receive { from: other }, 4)];
+            let both =
+                |other| [call(CallKind::Send { to: other }, 4), call(CallKind::Receive { from: other }, 4)];
             (0..2).flat_map(both).collect()
         };
         assert_eq!(said(vec![exchange(), exchange()]), "");
-        assert_eq!(said(vec![vec![call(Kind::Broadcast { root: 1 }, 8)]; 2]), "");
-        let receives_nothing = PostedCall { target: None, ..call(Kind::Reduce { root: 0 }, 8) };
-        assert_eq!(said(vec![vec![call(Kind::Reduce { root: 0 }, 8)], vec![receives_nothing]]), "");
+        assert_eq!(said(vec![vec![call(CallKind::Broadcast { root: 1 }, 8)]; 2]), "");
+        let receives_nothing = PostedCall { target: None, ..call(CallKind::Reduce { root: 0 }, 8) };
+        assert_eq!(said(vec![vec![call(CallKind::Reduce { root: 0 }, 8)], vec![receives_nothing]]), "");
     }
 
     #[test]
     fn a_difference_names_the_ranks_and_both_calls() {
-        let gather = call(Kind::AllGather, 8);
+        let gather = call(CallKind::AllGather, 8);
         for (other, words) in [
-            (vec![call(Kind::AllGather, 9)], "but rank 1 calls an all-gather of 9 uint8"),
+            (vec![call(CallKind::AllGather, 9)], "but rank 1 calls an all-gather of 9 uint8"),
             (
                 vec![PostedCall { element: 7, ..gather.clone() }],
                 "but rank 1 calls an all-gather of 8 float32",
             ),
             (
-                vec![call(Kind::Broadcast { root: 1 }, 8)],
+                vec![call(CallKind::Broadcast { root: 1 }, 8)],
                 "but rank 1 calls a broadcast from rank 1 of 8 uint8",
             ),
-            (vec![call(Kind::Send { to: 0 }, 8)], "but rank 1 calls a send to rank 0 of 8 uint8"),
-            (vec![call(Kind::ReduceScatter, 8)], "but rank 1 calls a reduce-scatter of 8 uint8"),
-            (vec![call(Kind::Reduce { root: 1 }, 8)], "but rank 1 calls a reduction to rank 1 of 8 uint8"),
+            (vec![call(CallKind::Send { to: 0 }, 8)], "but rank 1 calls a send to rank 0 of 8 uint8"),
+            (vec![call(CallKind::ReduceScatter, 8)], "but rank 1 calls a reduce-scatter of 8 uint8"),
+            (
+                vec![call(CallKind::Reduce { root: 1 }, 8)],
+                "but rank 1 calls a reduction to rank 1 of 8 uint8",
+            ),
             (vec![gather.clone(), gather.clone()], "but rank 1 calls an all-gather of 8 uint8"),
         ] {
             let text = said(vec![vec![gather.clone()], other]);
             let begin = "the ranks disagree on group 4 of their communicator: rank 0 calls an all-gather of 8 uint8, ";
             assert_eq!(text, format!("{begin}{words}"));
         }
-        let text = said(vec![vec![call(Kind::Send { to: 1 }, 8)], vec![call(Kind::Receive { from: 0 }, 6)]]);
+        let text =
+            said(vec![vec![call(CallKind::Send { to: 1 }, 8)], vec![call(CallKind::Receive { from: 0 }, 6)]]);
         assert!(text.ends_with(
             "rank 0 calls a send to rank 1 of 8 uint8, but rank 1 calls a receive from rank 0 of 6 uint8"
         ));
@@ -303,15 +309,15 @@ mod tests {
 
     #[test]
     fn a_rank_may_receive_less_than_another() {
-        let [a, b] = [256, 1024].map(|offset| Some(Place { offset, of: 4096 }));
-        let send = |to, source| PostedCall { source, ..call(Kind::Send { to }, 4) };
-        let receive = |from, target| PostedCall { target, ..call(Kind::Receive { from }, 4) };
+        let [a, b] = [256, 1024].map(|offset| Some(MemoryPlace { offset, of: 4096 }));
+        let send = |to, source| PostedCall { source, ..call(CallKind::Send { to }, 4) };
+        let receive = |from, target| PostedCall { target, ..call(CallKind::Receive { from }, 4) };
         let sends = [send(0, a), send(0, b), send(1, b)];
-        let of_0 = |[a, b]: [Option<Place>; 2]| {
+        let of_0 = |[a, b]: [Option<MemoryPlace>; 2]| {
             let received = [0, 1].map(|from| [receive(from, a), receive(from, b)]);
             [&sends[..], received.as_flattened()].concat()
         };
-        let of_1 = |[a, b]: [Option<Place>; 2]| {
+        let of_1 = |[a, b]: [Option<MemoryPlace>; 2]| {
             [&[send(0, a), send(0, b), send(1, b)][..], &[receive(0, b), receive(1, b)]].concat()
         };
         assert_eq!(said(vec![of_0([a, b]), of_1([a, b])]), "");
@@ -323,8 +329,8 @@ mod tests {
 
     #[test]
     fn equal_calls_on_other_buffers_are_another_order() {
-        let gather = call(Kind::AllGather, 8);
-        let other = PostedCall { target: Some(Place { offset: 512, of: 4096 }), ..gather.clone() };
+        let gather = call(CallKind::AllGather, 8);
+        let other = PostedCall { target: Some(MemoryPlace { offset: 512, of: 4096 }), ..gather.clone() };
         let text = said(vec![vec![gather], vec![other]]);
         assert!(text.contains(
             "rank 0 receives into byte 256 of an allocation of 4096, but rank 1 receives into byte 512"

@@ -22,7 +22,7 @@ pub(crate) enum By {
 
 /// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
+pub(crate) struct AccessKind {
     pub(crate) by: By,
     pub(crate) reads: bool,
     pub(crate) writes: bool,
@@ -34,19 +34,19 @@ pub(crate) struct Kind {
     pub(crate) is_constant: bool,
 }
 
-impl Kind {
-    pub(crate) const fn of(by: By, reads: bool, writes: bool) -> Kind {
-        Kind { by, reads, writes, scope: None, acquires: false, releases: false, is_constant: false }
+impl AccessKind {
+    pub(crate) const fn new(by: By, reads: bool, writes: bool) -> AccessKind {
+        AccessKind { by, reads, writes, scope: None, acquires: false, releases: false, is_constant: false }
     }
 
-    pub(crate) const READ: Kind = Kind::of(By::Thread, true, false);
-    pub(crate) const WRITE: Kind = Kind::of(By::Thread, false, true);
-    pub(crate) const UPDATE: Kind = Kind::of(By::Thread, true, true);
+    pub(crate) const READ: AccessKind = AccessKind::new(By::Thread, true, false);
+    pub(crate) const WRITE: AccessKind = AccessKind::new(By::Thread, false, true);
+    pub(crate) const UPDATE: AccessKind = AccessKind::new(By::Thread, true, true);
 
     /// This order and scope, for another kind of access by a thread.
-    pub(crate) fn with(self, other: Kind) -> Kind {
-        let Kind { reads, writes, .. } = other;
-        Kind { reads, writes, ..self }
+    pub(crate) fn with(self, other: AccessKind) -> AccessKind {
+        let AccessKind { reads, writes, .. } = other;
+        AccessKind { reads, writes, ..self }
     }
 
     pub(super) fn is_async(self) -> bool {
@@ -89,16 +89,16 @@ pub(crate) enum Fence {
 
 /// A place in memory: an address, or a block with an offset in its shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place(pub(crate) u64);
+pub(crate) struct AccessPlace(pub(crate) u64);
 
-impl Place {
+impl AccessPlace {
     pub(crate) const SHARED: u64 = 1 << 63;
 
-    pub(crate) fn shared(block: u32, offset: u64) -> Place {
-        Place(Place::SHARED | u64::from(block) << 24 | offset)
+    pub(crate) fn shared(block: u32, offset: u64) -> AccessPlace {
+        AccessPlace(AccessPlace::SHARED | u64::from(block) << 24 | offset)
     }
 
     pub(crate) fn is_shared(self) -> bool {
-        self.0 & Place::SHARED != 0
+        self.0 & AccessPlace::SHARED != 0
     }
 }

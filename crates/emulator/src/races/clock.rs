@@ -40,7 +40,7 @@ impl Clock {
 
 /// The knowledge of a thread. What one thread releases and another acquires is a view too.
 #[derive(Clone, Default)]
-pub(crate) struct View {
+pub(crate) struct ThreadView {
     /// Accesses that come before.
     pub(crate) known: Clock,
     /// Those of them that a `fence.proxy.async` follows, for shared and for global memory.
@@ -52,8 +52,8 @@ pub(crate) struct View {
     pub(crate) launches: u64,
 }
 
-impl View {
-    pub(crate) fn join(&mut self, other: &View) {
+impl ThreadView {
+    pub(crate) fn join(&mut self, other: &ThreadView) {
         self.known.join(&other.known);
         self.fenced.join(&other.fenced);
         self.launches |= other.launches;
@@ -64,13 +64,13 @@ impl View {
 /// Views that threads leave where others acquire them.
 #[derive(Clone, Default)]
 pub(crate) struct Gathered {
-    pub(crate) view: View,
+    pub(crate) view: ThreadView,
     /// Views that it contains. Most threads share a few.
-    joined: Vec<Rc<View>>,
+    joined: Vec<Rc<ThreadView>>,
 }
 
 impl Gathered {
-    pub(crate) fn join(&mut self, view: &Rc<View>) {
+    pub(crate) fn join(&mut self, view: &Rc<ThreadView>) {
         if !self.joined.iter().any(|joined| Rc::ptr_eq(joined, view)) {
             self.view.join(view);
             self.joined.push(view.clone());

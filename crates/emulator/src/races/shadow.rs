@@ -1,7 +1,7 @@
 //! The accesses to each cell of memory that a later one may race with.
 
 use super::clock::Clock;
-use super::{Kind, Map};
+use super::{AccessKind, Map};
 
 /// Bytes of a cell, which has one list of accesses.
 const CELL: u64 = 16;
@@ -21,7 +21,7 @@ pub(crate) struct Record {
     pub(crate) time: u32,
     /// A bit for each byte.
     pub(crate) bytes: u16,
-    pub(crate) kind: Kind,
+    pub(crate) kind: AccessKind,
     pub(crate) location: u32,
 }
 

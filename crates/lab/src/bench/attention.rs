@@ -3,7 +3,7 @@
 //! The ops run as in a model, with the algorithm that they choose on the processor; `XTRAIN_PREFER` selects
 //! another one.
 
-use super::op_bench::{OpBench, OpBenchOptions, OpSpeeds, Rates};
+use super::op_bench::{OpBench, OpBenchOptions, OpRates, OpSpeeds};
 use super::operands::{operand, traced};
 use serde::Serialize;
 use xtrain_config::Parsed;
@@ -16,7 +16,7 @@ use xtrain_step::error::LearnError;
 use xtrain_step::random_batch::documents;
 use xtrain_tensor::{DType, TensorType};
 use xtrain_train::error::RunError;
-use xtrain_train::profile::Work;
+use xtrain_train::profile::OpWork;
 use xtrain_train::spec::plan_on;
 
 /// The attention of a micro-batch.
@@ -48,7 +48,7 @@ pub struct AttentionSpeed {
     pub document_tokens: Option<f64>,
     /// Its rates; operations are those of the tokens that a token may see.
     #[serde(flatten)]
-    pub rates: Rates,
+    pub rates: OpRates,
 }
 
 /// The attention of the first layer of a run file's model.
@@ -83,11 +83,12 @@ pub fn attention(
     for masked in [false, true] {
         let inputs = if masked { vec![("doc_start", starts.clone())] } else { Vec::new() };
         let (program, made) = program(shape, masked, orders, bench.dtype())?;
-        let works: Vec<Work> = program.instances.iter().map(|i| Work::of(&program, i)).collect();
+        let works: Vec<OpWork> =
+            program.instances.iter().map(|i| OpWork::from_instance(&program, i)).collect();
         let seconds = bench.seconds(program, &inputs)?;
         let (share, length) = if masked { seen(shape, &starts) } else { (1.0, None) };
         for ((work, seconds), (op, deterministic)) in works.into_iter().zip(seconds).zip(made) {
-            let rates = Rates::new(seconds, work.flops * share, work.bytes, bench.ceiling);
+            let rates = OpRates::new(seconds, work.flops * share, work.bytes, bench.ceiling);
             rows.push(AttentionSpeed { shape, op: op.into(), deterministic, document_tokens: length, rates });
         }
     }

@@ -115,7 +115,7 @@ fn measure(process_group: &ProcessGroup, options: &CommOptions) -> Result<CommSp
     };
     let engine = processor.engine_of_rank(Checks::default(), process_group.communicator(), path);
     let mut engine = engine.map_err(LearnError::from)?;
-    let ranks = process_group.member().world_size;
+    let ranks = process_group.rank().world_size;
     let mut seconds = |program, instance| timed(engine.as_mut(), process_group, program, instance, options);
     // By events around it, as beside a collective.
     let (_, gemm_seconds) = seconds(traced(|t| multiply(t, gemm, target))?, Some(0))?;

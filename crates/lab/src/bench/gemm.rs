@@ -1,6 +1,6 @@
 //! Speed of the GEMMs of linear layers.
 
-use super::op_bench::{OpBench, OpBenchOptions, OpSpeeds, Rates};
+use super::op_bench::{OpBench, OpBenchOptions, OpRates, OpSpeeds};
 use super::operands::{linear_forward, operand, traced};
 use super::step::Routing;
 use serde::Serialize;
@@ -20,7 +20,7 @@ use xtrain_step::programs;
 use xtrain_step::training_spec::TrainingSpec;
 use xtrain_tensor::{DType, TILE, TensorType};
 use xtrain_train::error::RunError;
-use xtrain_train::profile::Work;
+use xtrain_train::profile::OpWork;
 use xtrain_train::spec::plan_on;
 
 /// The GEMMs of a linear layer: m rows, from k to n columns.
@@ -93,7 +93,7 @@ pub struct GemmSpeed {
     pub capacity: usize,
     /// Its rates.
     #[serde(flatten)]
-    pub rates: Rates,
+    pub rates: OpRates,
 }
 
 /// Measures the three GEMMs of each shape, with this mode of wgrad's gradient.
@@ -122,11 +122,14 @@ pub fn gemms(
         for instance in program.instances.iter_mut().filter(|i| i.origin.role == Role::Wgrad) {
             instance.outputs.iter_mut().for_each(|output| output.mode = gradient);
         }
-        let works: Vec<(&str, Work)> =
-            program.instances.iter().map(|i| (i.origin.role.name(), Work::of(&program, i))).collect();
+        let works: Vec<(&str, OpWork)> = program
+            .instances
+            .iter()
+            .map(|i| (i.origin.role.name(), OpWork::from_instance(&program, i)))
+            .collect();
         let seconds = bench.seconds(program.clone(), &inputs)?;
         for ((role, work), seconds) in works.into_iter().zip(seconds) {
-            let rates = Rates::new(seconds, work.flops, work.bytes, bench.ceiling);
+            let rates = OpRates::new(seconds, work.flops, work.bytes, bench.ceiling);
             let adds = role == Role::Wgrad.name() && gradient.accumulates(true);
             let (site, role) = (site.clone(), role.to_owned());
             rows.push(GemmSpeed { site, role, adds, m: *m, n: *n, k: *k, capacity, rates });
@@ -373,7 +376,7 @@ mod tests {
         let roles: Vec<&str> = speeds.rows.iter().map(|row| row.role.as_str()).collect();
         assert_eq!(roles, ["fprop", "dgrad", "wgrad"]);
         for row in &speeds.rows {
-            let Rates { seconds, tflops, gigabytes_per_second, of_product, of_copy } = row.rates;
+            let OpRates { seconds, tflops, gigabytes_per_second, of_product, of_copy } = row.rates;
             assert!((tflops * seconds * 1e12 / 1024.0 - 1.0).abs() < 1e-9, "{row:?}");
             let bytes = 4.0 * (8 * 4 + 16 * 4 + 8 * 16) as f64;
             assert!((gigabytes_per_second * seconds * 1e9 / bytes - 1.0).abs() < 1e-9, "{row:?}");

@@ -19,6 +19,6 @@ pub use fp8::{
     BreakEven, Fp8Speed, Fp8Speeds, LinearSeconds, LinearShape, RecipeSpeed, fp8, fp8_recipes, fp8_shapes,
 };
 pub use gemm::{ExpertRows, GemmShape, GemmSpeed, common_gemms, expert_gemms, gemms, gemms_of};
-pub use op_bench::{Ceiling, OpBenchOptions, OpSpeeds, Rates};
+pub use op_bench::{Ceiling, OpBenchOptions, OpRates, OpSpeeds};
 pub use step::{BenchOptions, RankOf, RankSpeed, Routing, StepSpeed, step};
 pub use step_ops::{OpSpeed, ops};

@@ -53,7 +53,7 @@ pub struct Ceiling {
 
 /// Speed of an op.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Rates {
+pub struct OpRates {
     /// Seconds of one run.
     pub seconds: f64,
     /// 10^12 floating-point operations a second.
@@ -66,10 +66,10 @@ pub struct Rates {
     pub of_copy: f64,
 }
 
-impl Rates {
+impl OpRates {
     pub(super) fn new(seconds: f64, flops: f64, bytes: usize, ceiling: Ceiling) -> Self {
         let (tflops, gigabytes_per_second) = (flops / seconds / 1e12, bytes as f64 / seconds / 1e9);
-        Rates {
+        OpRates {
             seconds,
             tflops,
             gigabytes_per_second,

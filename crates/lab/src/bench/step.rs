@@ -14,11 +14,11 @@ use xtrain_planner::median::median;
 use xtrain_planner::planned::Planned;
 use xtrain_planner::{choose, fit, fp8_skip};
 use xtrain_program::{Collective, Group, Parallel, Sent};
+use xtrain_rank::Rank;
 use xtrain_runtime::{Checks, sending};
 use xtrain_step::engine::{Processor, Target};
 use xtrain_step::error::LearnError;
 use xtrain_step::learner::{IN_FLIGHT, Learner, Step};
-use xtrain_step::member::Member;
 use xtrain_step::programs;
 use xtrain_train::error::RunError;
 use xtrain_train::process_group::transport;
@@ -164,9 +164,9 @@ impl StepBench {
             // The step of one process, which measures the device.
             parsed.config.parallel = ParallelConfig::default();
         }
-        let member = Member::first_of(rank_of.map_or(1, |rank_of| rank_of.ranks));
-        let planned = plan_for(&parsed, processor.target(), member)?;
-        let measured = Device::of(&processor, planned.spec.recipe, rayon::current_num_threads());
+        let rank = Rank::first_of(rank_of.map_or(1, |rank_of| rank_of.ranks));
+        let planned = plan_for(&parsed, processor.target(), rank)?;
+        let measured = Device::new(&processor, planned.spec.recipe, rayon::current_num_threads());
         let (planned, choice) = choose::decide(planned, &measured)?;
         if let Some(choice) = choice.filter(|choice| !choice.is_usual()) {
             tracing::info!("chosen: {choice}");
@@ -208,7 +208,7 @@ impl StepBench {
 pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunError> {
     let begun = Instant::now();
     let mut bench = StepBench::new(parsed, options.rank_of, options.routing)?;
-    let ranks = bench.learner.spec().parallel.world_size;
+    let ranks = bench.learner.spec().parallel.rank.world_size;
     let micro_steps = bench.learner.spec().micro_steps(bench.config.train.batch_size);
     let all_tokens = bench.config.step_tokens();
     let step_tokens = all_tokens / ranks as u64;

@@ -1,6 +1,6 @@
 //! The ops of a training step, each as it runs there.
 
-use super::op_bench::Rates;
+use super::op_bench::OpRates;
 use super::step::{LR, StepBench, ceiling};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use xtrain_runtime::{TimedWork, Timing};
 use xtrain_step::error::LearnError;
 use xtrain_step::learner::Step;
 use xtrain_train::error::RunError;
-use xtrain_train::profile::Work;
+use xtrain_train::profile::OpWork;
 
 /// Time of an op's instances at a site, over all blocks, in a step.
 #[derive(Clone, Debug, Serialize)]
@@ -25,7 +25,7 @@ pub struct OpSpeed {
     pub count: usize,
     /// The rates of all of them together.
     #[serde(flatten)]
-    pub rates: Rates,
+    pub rates: OpRates,
 }
 
 /// Measures every op of the training step of a run file, the slowest first: the median of `repeats` steps of
@@ -54,23 +54,23 @@ pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
         }
     }
     let program = bench.learner.weights().engine().program(id);
-    let mut rows: BTreeMap<(&str, &str, &str), (usize, f64, Work)> = BTreeMap::new();
+    let mut rows: BTreeMap<(&str, &str, &str), (usize, f64, OpWork)> = BTreeMap::new();
     for (index, times) in measured {
         let instance = &program.instances[index];
         let (op, origin) = (instance.code.op().name(), &instance.origin);
         let (count, seconds, all) = rows.entry((op, &origin.site, origin.role.name())).or_default();
-        let work = Work::of(program, instance);
+        let work = OpWork::from_instance(program, instance);
         *count += 1;
         *seconds += median(&times);
-        *all = Work { flops: all.flops + work.flops, bytes: all.bytes + work.bytes };
+        *all = OpWork { flops: all.flops + work.flops, bytes: all.bytes + work.bytes };
     }
     let speed =
-        |((op, site, role), (count, seconds, work)): ((&str, &str, &str), (usize, f64, Work))| OpSpeed {
+        |((op, site, role), (count, seconds, work)): ((&str, &str, &str), (usize, f64, OpWork))| OpSpeed {
             op: op.into(),
             site: site.into(),
             role: role.into(),
             count,
-            rates: Rates::new(seconds, work.flops, work.bytes, ceiling),
+            rates: OpRates::new(seconds, work.flops, work.bytes, ceiling),
         };
     let mut all: Vec<OpSpeed> = rows.into_iter().map(speed).collect();
     all.sort_by(|a, b| b.rates.seconds.total_cmp(&a.rates.seconds));

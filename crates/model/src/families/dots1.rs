@@ -104,7 +104,7 @@ pub(super) static RULES: Rules = Rules {
             shared_ffn_dim: shared
                 .checked_mul(ffn_dim)
                 .ok_or_else(|| fail(format!("`n_shared_experts` is {shared}; check it for a typo")))?,
-            dense: BlockSet::of(0..dense),
+            dense: BlockSet::from_iter(0..dense),
         });
         Ok(())
     },

@@ -15,14 +15,14 @@ pub(crate) struct ExpertRules {
     pub(crate) shares: bool,
     /// The reason for which no config.json of the family describes these experts, if so, and the key of
     /// `[experts]` that it is about.
-    pub(crate) refused: fn(&Mixture) -> Option<Refusal>,
+    pub(crate) refused: fn(&Mixture) -> Option<ExpertsRefusal>,
 }
 
 /// The largest `experts.ffn_dim` of run files.
 const MAX_WIDTH: usize = 1 << 24;
 
 /// A key of `[experts]`, and the reason for which its value is refused.
-pub(crate) type Refusal = (&'static str, &'static str);
+pub(crate) type ExpertsRefusal = (&'static str, &'static str);
 
 /// The names of Qwen3-MoE, and of the models that follow DeepSeek-V3.
 pub(super) const QWEN_MODULES: ExpertModules = ExpertModules {
@@ -33,7 +33,7 @@ pub(super) const QWEN_MODULES: ExpertModules = ExpertModules {
 };
 
 /// The reason for which these are not experts chosen by softmax alone, as before DeepSeek-V3.
-pub(super) fn other_than_softmax(mixture: &Mixture) -> Option<Refusal> {
+pub(super) fn other_than_softmax(mixture: &Mixture) -> Option<ExpertsRefusal> {
     let Router { score, scale, groups, biased, .. } = mixture.router;
     first_broken(&[
         (score == Score::Softmax, ("score", "scores must be \"softmax\"")),
@@ -45,7 +45,7 @@ pub(super) fn other_than_softmax(mixture: &Mixture) -> Option<Refusal> {
 }
 
 /// The refusal of the first rule that does not hold, if any.
-pub(super) fn first_broken(rules: &[(bool, Refusal)]) -> Option<Refusal> {
+pub(super) fn first_broken(rules: &[(bool, ExpertsRefusal)]) -> Option<ExpertsRefusal> {
     rules.iter().find(|(holds, _)| !holds).map(|(_, refusal)| *refusal)
 }
 

@@ -23,7 +23,7 @@ mod tests;
 mod windows;
 
 use crate::keys::Keys;
-use crate::{Description, Family, ModelError, Router};
+use crate::{Activation, Description, Family, ModelError, Norm, Router};
 use experts::ExpertRules;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error;
@@ -105,8 +105,12 @@ pub(crate) struct Defaults {
     pub(crate) max_position_embeddings: usize,
     /// `rope_theta`.
     pub(crate) rope_theta: f64,
-    /// `rms_norm_eps`.
+    /// The norm's epsilon, `rms_norm_eps`.
     pub(crate) norm_eps: f64,
+    /// The norm, which has no key: from its epsilon.
+    pub(crate) norm: fn(f64) -> Norm,
+    /// `hidden_act`.
+    pub(crate) activation: Activation,
 }
 
 /// The values of most families.
@@ -116,6 +120,8 @@ const DEFAULTS: Defaults = Defaults {
     max_position_embeddings: 2048,
     rope_theta: 10_000.0,
     norm_eps: 1e-6,
+    norm: |eps| Norm::Rms { eps },
+    activation: Activation::Swiglu,
 };
 
 /// For families without keys of their own.
@@ -142,6 +148,16 @@ impl Family {
     /// An RMSNorm on each query and key head.
     pub fn qk_norm(self) -> bool {
         self.rules().qk_norm
+    }
+
+    /// Its norm, with this epsilon.
+    pub(crate) fn norm(self, eps: f64) -> Norm {
+        (self.rules().defaults.norm)(eps)
+    }
+
+    /// The activation of its feed-forwards.
+    pub(crate) fn activation(self) -> Activation {
+        self.rules().defaults.activation
     }
 
     /// True if its models are mixtures of experts.

@@ -77,11 +77,12 @@ pub(super) static RULES: Rules = Rules {
 fn dense(file: &Keys<'_>, model: &Description) -> Result<BlockSet, ModelError> {
     let block = |value: &Value| value.as_u64().and_then(|block| usize::try_from(block).ok());
     let list = |value: &Value| value.as_array()?.iter().map(block).collect::<Option<Vec<usize>>>();
-    let listed = BlockSet::of(file.read("mlp_only_layers", "a list of layers", list)?.unwrap_or_default());
+    let listed =
+        BlockSet::from_iter(file.read("mlp_only_layers", "a list of layers", list)?.unwrap_or_default());
     let step = file.size("decoder_sparse_step")?.unwrap_or(1);
     if step == 0 {
         return Err(fail("`decoder_sparse_step` is 0; it must be at least 1"));
     }
     let is_dense = |block: &usize| listed.contains(*block) || !(block + 1).is_multiple_of(step);
-    Ok(BlockSet::of((0..model.layers).filter(is_dense)))
+    Ok(BlockSet::from_iter((0..model.layers).filter(is_dense)))
 }

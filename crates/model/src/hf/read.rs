@@ -2,7 +2,7 @@
 
 use super::{BALANCE_LOSS, HfConfig, Notes, QUANTIZATION};
 use crate::keys::{Keys, fail};
-use crate::{Architecture, Description, Family, ModelError};
+use crate::{Activation, Architecture, Description, Family, ModelError};
 use serde_json::{Map, Value, json};
 
 impl HfConfig {
@@ -10,9 +10,9 @@ impl HfConfig {
     pub fn parse(text: &str) -> Result<Self, ModelError> {
         let value: Value = serde_json::from_str(text).map_err(|e| fail(format!("it is not JSON: {e}")))?;
         let Value::Object(source) = value else { return Err(fail("it is not a JSON object")) };
-        let file = Keys::of(&source);
+        let file = Keys::new(&source);
         let family = file.family()?;
-        file.refuse_unsupported()?;
+        file.refuse_unsupported(family.activation())?;
         let mut training = family.rules().check_settings(&file)?;
         let warnings = file.check_classes(family)?;
         let model = file.description(family)?;
@@ -74,6 +74,7 @@ impl Keys<'_> {
             Some(_) => self.size("num_key_value_heads")?,
             None => defaults.kv_heads,
         };
+        let norm = family.norm(defaults.norm_eps);
         let mut model = Description {
             family,
             dim,
@@ -89,7 +90,7 @@ impl Keys<'_> {
             attention_scale: None,
             rope_theta,
             rope_scaling,
-            norm_eps: self.norm_eps()?.unwrap_or(defaults.norm_eps),
+            norm_eps: self.norm_eps(norm.eps_key())?.unwrap_or(norm.eps()),
             tie_embeddings: self.flag("tie_word_embeddings")?.unwrap_or(false),
             qkv_bias: family.qkv_bias(),
             qk_norm: family.qk_norm(),
@@ -98,11 +99,11 @@ impl Keys<'_> {
         Ok(model)
     }
 
-    /// `rms_norm_eps`, which is positive: with 0, the norm divides a row of zeros by 0.
-    fn norm_eps(&self) -> Result<Option<f64>, ModelError> {
+    /// The norm's epsilon, which is positive: with 0, the norm divides a row of zeros by 0.
+    fn norm_eps(&self, key: &str) -> Result<Option<f64>, ModelError> {
         let is_valid = |eps: &f64| *eps as f32 > 0.0 && (*eps as f32).is_finite();
         let range = "a positive number within f32, since the norm of a row of zeros divides by its root";
-        self.read("rms_norm_eps", range, |value| value.as_f64().filter(is_valid))
+        self.read(key, range, |value| value.as_f64().filter(is_valid))
     }
 
     /// The weight of the balance loss, in the range of `experts.balance_loss` in run files. A weight that f32
@@ -157,10 +158,11 @@ impl Keys<'_> {
     }
 
     /// Refuses, by name, settings that would change the result.
-    fn refuse_unsupported(&self) -> Result<(), ModelError> {
+    fn refuse_unsupported(&self, activation: Activation) -> Result<(), ModelError> {
         let refuse = |key: &str, why: &str| Err(fail(format!("`{key}` = {}: {why}", self.json[key])));
-        if self.text("hidden_act")?.is_some_and(|act| !matches!(act, "silu" | "swish")) {
-            return refuse("hidden_act", "only \"silu\" (SwiGLU) is supported");
+        let (name, in_files) = activation.names_in_files();
+        if self.text("hidden_act")?.is_some_and(|act| !in_files.contains(&act)) {
+            return refuse("hidden_act", &format!("only {:?} ({name}) is supported", in_files[0]));
         }
         self.refuse_other_quantization()?;
         self.refuse_partial_rotation()

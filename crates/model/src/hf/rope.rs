@@ -128,7 +128,7 @@ impl<'a> Keys<'a> {
 impl HfConfig {
     /// Theta and scaling in one table, with the other keys of the source's table.
     pub(super) fn rope_parameters(&self) -> Value {
-        let source = Keys::of(&self.source);
+        let source = Keys::new(&self.source);
         let mut table = source.rope_tables().next().map_or_else(Map::new, |(_, table)| table.clone());
         // The old name of `rope_type`.
         table.remove("type");

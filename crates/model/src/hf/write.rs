@@ -46,11 +46,11 @@ impl HfConfig {
             "intermediate_size": m.ffn_dim,
             "vocab_size": m.vocab_size,
             "max_position_embeddings": m.max_position_embeddings,
-            "rms_norm_eps": m.norm_eps,
+            (m.family.norm(m.norm_eps).eps_key()): m.norm_eps,
             "rope_theta": m.rope_theta,
             "rope_parameters": self.rope_parameters(),
             "tie_word_embeddings": m.tie_embeddings,
-            "hidden_act": "silu",
+            "hidden_act": m.family.activation().names_in_files().1[0],
             "bos_token_id": self.bos_beside(&self.source),
             "eos_token_id": self.eos_of_config(),
             "dtype": dtype,
@@ -115,7 +115,7 @@ impl HfConfig {
     /// The end tokens that config.json names. Models often name one there and all in generation_config.json;
     /// that stays so while the one is still an end token.
     fn eos_of_config(&self) -> Value {
-        let named = Keys::of(&self.source).token_ids("eos_token_id").unwrap_or_default();
+        let named = Keys::new(&self.source).token_ids("eos_token_id").unwrap_or_default();
         if !named.is_empty() && named.iter().all(|id| self.eos_token_ids.contains(id)) {
             return self.source["eos_token_id"].clone();
         }
@@ -125,7 +125,7 @@ impl HfConfig {
     /// All end tokens: those that generation_config.json named first, in its order (engines pad with the
     /// first), then the others.
     fn eos_of_generation(&self) -> Value {
-        let named = Keys::of(&self.generation).token_ids("eos_token_id").unwrap_or_default();
+        let named = Keys::new(&self.generation).token_ids("eos_token_id").unwrap_or_default();
         let mut ids: Vec<u32> = named.into_iter().filter(|id| self.eos_token_ids.contains(id)).collect();
         ids.extend(self.eos_token_ids.iter().filter(|id| !ids.contains(id)).copied().collect::<Vec<_>>());
         token_ids(&ids)

@@ -18,7 +18,7 @@ pub(super) const BLOCK: usize = 64 * 1024;
 const PIECE: usize = 2 * 1024;
 
 /// A block of one parameter.
-struct Block<'a> {
+struct ParameterBlock<'a> {
     master: ViewMut<'a>,
     m: ViewMut<'a>,
     v: ViewMut<'a>,
@@ -100,7 +100,7 @@ impl AdamW {
         inputs: &[View<'a>],
         outputs: &'a mut [ViewMut<'_>],
         applied: u32,
-    ) -> Vec<Block<'a>> {
+    ) -> Vec<ParameterBlock<'a>> {
         let mut outputs = outputs.iter_mut();
         let mut next = || outputs.next().expect("an output of each kind for every parameter");
         let mut blocks = Vec::new();
@@ -123,29 +123,29 @@ fn cut<'a>(
     compute: Option<&'a mut ViewMut<'_>>,
     rest: Rest<'a>,
     elements: usize,
-) -> impl Iterator<Item = Block<'a>> {
+) -> impl Iterator<Item = ParameterBlock<'a>> {
     let mut compute = compute.map(|c| c.chunks(elements));
     let states = master.chunks(elements).zip(m.chunks(elements)).zip(v.chunks(elements));
     states.zip(rest.grad.chunks(elements)).enumerate().map(move |(n, (((master, m), v), grad))| {
         let compute = compute.as_mut().and_then(Iterator::next);
         let rest = Rest { grad, first: rest.first + (n * elements) as u64, ..rest };
-        Block { master, m, v, compute, rest }
+        ParameterBlock { master, m, v, compute, rest }
     })
 }
 
 impl Update {
-    fn apply<T: Real>(&self, block: &mut Block<'_>) {
+    fn apply<T: Real>(&self, block: &mut ParameterBlock<'_>) {
         let numbers = Numbers {
-            beta1: T::of(self.beta1),
-            rest1: T::of(1.0 - self.beta1),
-            correction1: T::of(self.correction1),
-            beta2: T::of(self.beta2),
-            rest2: T::of(1.0 - self.beta2),
-            correction2: T::of(self.correction2),
-            lr: T::of(self.lr),
-            coefficient: T::of(self.coefficient),
-            eps: T::of(self.eps),
-            decay: T::of(block.rest.weight_decay),
+            beta1: T::from_f64(self.beta1),
+            rest1: T::from_f64(1.0 - self.beta1),
+            correction1: T::from_f64(self.correction1),
+            beta2: T::from_f64(self.beta2),
+            rest2: T::from_f64(1.0 - self.beta2),
+            correction2: T::from_f64(self.correction2),
+            lr: T::from_f64(self.lr),
+            coefficient: T::from_f64(self.coefficient),
+            eps: T::from_f64(self.eps),
+            decay: T::from_f64(block.rest.weight_decay),
         };
         let grad = block.rest.grad.reals::<T>();
         let [rounds_m, rounds_v] = [&block.m, &block.v].map(|moment| moment.ty.dtype == DType::BF16);
@@ -168,7 +168,7 @@ impl Rest<'_> {
     /// Rounds a moment to bf16 by the bits of each element's random word from `bit` on.
     fn round<T: Real>(&self, moment: &mut [T], bit: u32) {
         let round = |(x, word): (&mut T, u32)| {
-            *x = T::of(f64::from(round_bf16_stochastic(x.f64() as f32, word >> bit)));
+            *x = T::from_f64(f64::from(round_bf16_stochastic(x.f64() as f32, word >> bit)));
         };
         // Elements before the first whole block of words.
         let before = (self.first.next_multiple_of(4) - self.first) as usize;
@@ -217,15 +217,15 @@ impl<T: Real> Numbers<T> {
     }
 }
 
-impl Block<'_> {
-    fn pieces(&mut self) -> impl Iterator<Item = Block<'_>> {
+impl ParameterBlock<'_> {
+    fn pieces(&mut self) -> impl Iterator<Item = ParameterBlock<'_>> {
         let states = [&mut self.master, &mut self.m, &mut self.v];
         cut(states, self.compute.as_mut(), self.rest, PIECE)
     }
 
     /// Writes the compute copy from the stored master.
     fn write_compute<T: Real>(&mut self) {
-        let Block { master, compute: Some(compute), .. } = self else { return };
+        let ParameterBlock { master, compute: Some(compute), .. } = self else { return };
         // Read through a view, so that a skipped update does not even quieten a NaN.
         let ty = master.ty;
         let master = View::new(ty, master.bytes());

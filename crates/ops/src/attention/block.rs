@@ -81,7 +81,7 @@ impl<T: Real> Block<'_, T> {
 
 /// The factor on scores: `scale`, or 1 / sqrt(e).
 pub(crate) fn factor<T: Real>(scale: Option<f32>, head_dim: usize) -> T {
-    T::of(scale.map_or_else(|| 1.0 / (head_dim as f64).sqrt(), f64::from))
+    T::from_f64(scale.map_or_else(|| 1.0 / (head_dim as f64).sqrt(), f64::from))
 }
 
 /// The constant of the kernels' sources that sets the factor on scores; `None` if it is 1 / sqrt(e).

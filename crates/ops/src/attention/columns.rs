@@ -68,7 +68,7 @@ pub(crate) fn widen<T: Real>(matrix: View<'_>, rows: Range<usize>, cols: Range<u
         || {
             for (row, to) in rows.clone().zip(to.chunks_exact_mut(cols.len())) {
                 let from = &stored[row * width..][cols.clone()];
-                to.iter_mut().zip(from).for_each(|(to, from)| *to = T::of(f64::from(from_bf16(*from))));
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = T::from_f64(f64::from(from_bf16(*from))));
             }
         },
     );

@@ -26,7 +26,7 @@ const SUM_ELEMENTS: usize = 4 << 20;
 impl CpuKernel for AttentionGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         with_stored!(inputs[1].ty.dtype, S => {
-            let pass = Pass::<S> {
+            let pass = GradInputs::<S> {
                 op: self.0,
                 d_o: inputs[0],
                 qkv: inputs[1],
@@ -57,7 +57,7 @@ fn groups_at_once(op: &Attention, threads: usize) -> usize {
 }
 
 /// The inputs of the kernel.
-struct Pass<'a, S: Stored> {
+struct GradInputs<'a, S: Stored> {
     op: Attention,
     d_o: View<'a>,
     qkv: View<'a>,
@@ -81,7 +81,7 @@ struct KeyHead<'a> {
     values: Vec<&'a mut [u8]>,
 }
 
-impl<S: Stored> Pass<'_, S> {
+impl<S: Stored> GradInputs<'_, S> {
     fn run(&self, dqkv: &mut ViewMut<'_>) {
         let Attention { seq_len: s, heads, kv_heads, head_dim: e, .. } = self.op;
         let (tokens, _) = dqkv.ty.shape.rows_cols();
@@ -160,7 +160,7 @@ impl<S: Stored> Pass<'_, S> {
         sums.fill(S::Real::ZERO);
         let (dk, dv) = sums.split_at_mut(s * e);
         let tile = ROWS * TILE.min(s);
-        let mut work = Work {
+        let mut work = TaskWorkspace {
             keys_t: Pooled::take(e * s),
             values_t: Pooled::take(e * s),
             delta: Pooled::take(s),
@@ -189,7 +189,7 @@ impl<S: Stored> Pass<'_, S> {
     /// Adds the contribution of a block of queries and the keys of a tile that it sees to dq, dk and dv.
     fn block(
         &self,
-        work: &mut Work<'_, S::Real>,
+        work: &mut TaskWorkspace<'_, S::Real>,
         data: &Operands<'_, S::Real>,
         queries: Range<usize>,
         keys: Range<usize>,
@@ -237,7 +237,7 @@ struct Operands<'a, T: Real> {
 }
 
 /// Workspace of a task.
-struct Work<'a, T: Real> {
+struct TaskWorkspace<'a, T: Real> {
     keys_t: Pooled<T>,
     values_t: Pooled<T>,
     delta: Pooled<T>,

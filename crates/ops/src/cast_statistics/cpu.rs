@@ -9,7 +9,7 @@ use xtrain_tensor::{CpuKernel, Pooled, TensorType, View, ViewMut};
 
 /// The statistics of some rows.
 #[derive(Default)]
-struct Sums {
+struct StatisticSums {
     counts: [u32; 4],
     amax: f32,
     squares: f64,
@@ -26,7 +26,7 @@ impl CpuKernel for CastStatistics {
         let ((region_high, region_wide), (down, across)) =
             (self.scaling.region(high, wide), self.scaling.steps(high, wide));
         let (largest, overflow) = (max_finite(q.ty.dtype), overflow(q.ty.dtype));
-        let add_row = |row: usize, elements: &[f32], sums: &mut Sums| {
+        let add_row = |row: usize, elements: &[f32], sums: &mut StatisticSums| {
             for (col, &x) in elements.iter().enumerate() {
                 let (i, j) = if self.transposed { (col, row) } else { (row, col) };
                 let inv_scale = scales[i / region_high * down + j / region_wide * across];
@@ -51,13 +51,13 @@ impl CpuKernel for CastStatistics {
             let rows = first..rows.min(first + block);
             let mut elements = Pooled::take(rows.len() * cols);
             x.rows(rows.clone()).widen_into(&mut elements);
-            let mut sums = Sums::default();
+            let mut sums = StatisticSums::default();
             rows.zip(elements.chunks_exact(cols))
                 .for_each(|(row, elements)| add_row(row, elements, &mut sums));
             sums
         };
-        let parts: Vec<Sums> = firsts.par_iter().map(block_sums).collect();
-        let mut all = Sums::default();
+        let parts: Vec<StatisticSums> = firsts.par_iter().map(block_sums).collect();
+        let mut all = StatisticSums::default();
         for part in &parts {
             all.counts.iter_mut().zip(part.counts).for_each(|(all, part)| *all += part);
             all.amax = all.amax.max(part.amax);
@@ -71,6 +71,6 @@ impl CpuKernel for CastStatistics {
     /// The restored numbers and the sums of the blocks.
     fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
         let (rows, cols) = inputs[0].shape.rows_cols();
-        rows * cols * size_of::<f32>() + rows.div_ceil(rows_per_task(cols)) * size_of::<Sums>()
+        rows * cols * size_of::<f32>() + rows.div_ceil(rows_per_task(cols)) * size_of::<StatisticSums>()
     }
 }

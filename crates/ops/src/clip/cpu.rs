@@ -21,7 +21,7 @@ impl CpuKernel for Clip {
 impl Clip {
     fn coefficient<T: Real>(&self, norm: T) -> T {
         match self.max_norm > 0.0 {
-            true => (T::of(self.max_norm) / (norm + T::of(1e-6))).min(T::ONE),
+            true => (T::from_f64(self.max_norm) / (norm + T::from_f64(1e-6))).min(T::ONE),
             false => T::ONE,
         }
     }

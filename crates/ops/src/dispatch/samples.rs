@@ -29,7 +29,12 @@ impl Routing {
     }
 
     /// The routing of copies of tokens to these of `experts` experts; `None` for a copy without a row.
-    pub(crate) fn of(ids: &[Option<usize>], experts: usize, alignment: usize, tail: usize) -> Routing {
+    pub(crate) fn from_experts(
+        ids: &[Option<usize>],
+        experts: usize,
+        alignment: usize,
+        tail: usize,
+    ) -> Routing {
         let count = |expert: usize| ids.iter().filter(|id| **id == Some(expert)).count();
         Routing::new((0..experts).map(count).collect::<Vec<_>>(), alignment, tail)
     }

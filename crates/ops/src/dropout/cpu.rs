@@ -28,7 +28,7 @@ impl CpuKernel for Dropout {
 
 /// Applies dropout to `x`, whose first element has index `first` in the stream.
 fn apply<T: Real>(rng: Philox, first: u64, p: f32, x: &mut [T]) {
-    let scale = T::ONE / (T::ONE - T::of(f64::from(p)));
+    let scale = T::ONE / (T::ONE - T::from_f64(f64::from(p)));
     // A dropped element becomes 0 even if it was not finite.
     let dropped = |x: T, word: u32| if unit(word) >= p { x * scale } else { T::ZERO };
     // Four elements share a block of random words. Elements before the first whole block draw one word each.

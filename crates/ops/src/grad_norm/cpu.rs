@@ -15,7 +15,7 @@ pub(crate) const PIECE: usize = 4 * 1024;
 impl CpuKernel for GradNorm {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let norm = squared_norm(inputs).sqrt();
-        with_real!(outputs[0].ty.dtype, T => outputs[0].reals::<T>()[0] = T::of(norm));
+        with_real!(outputs[0].ty.dtype, T => outputs[0].reals::<T>()[0] = T::from_f64(norm));
     }
 }
 

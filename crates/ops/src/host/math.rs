@@ -33,7 +33,7 @@ pub(crate) fn exact<T>(x: T) -> T {
 /// [`Rounding::Bf16`] of one number.
 #[inline(always)]
 pub(crate) fn round_bf16<T: Real>(x: T) -> T {
-    T::of(f64::from(formats::round_bf16(x.f64() as f32)))
+    T::from_f64(f64::from(formats::round_bf16(x.f64() as f32)))
 }
 
 /// e^x, to within 2 units in the last place over f32's range; 0 below -87.33, where results would be
@@ -74,7 +74,7 @@ pub(crate) fn exp_f32(x: f32) -> f32 {
 pub(crate) fn exp<T: Real>(x: T) -> T {
     // Both branches are decided at compile time; converting to the same type is exact.
     match T::DTYPE {
-        DType::F32 => T::of(f64::from(exp_f32(x.f64() as f32))),
+        DType::F32 => T::from_f64(f64::from(exp_f32(x.f64() as f32))),
         _ => x.exp(),
     }
 }

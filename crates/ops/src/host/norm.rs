@@ -14,7 +14,7 @@ pub(crate) fn norm_row<T: Real>(x: &[T], w: &[T], eps: T, y: &mut [T]) -> T {
 /// 1 / sqrt(mean(x^2) + eps).
 #[inline(always)]
 pub(crate) fn rstd_of<T: Real>(x: &[T], eps: T) -> T {
-    T::ONE / (dot(x, x) / T::of(x.len() as f64) + eps).sqrt()
+    T::ONE / (dot(x, x) / T::from_f64(x.len() as f64) + eps).sqrt()
 }
 
 /// y = x * rstd * w.
@@ -35,7 +35,7 @@ pub(crate) fn norm_grad_row<T: Real>(x: &[T], rstd: T, w: &[T], dy: &mut [T], dw
     for (dy, w) in dy.iter_mut().zip(w) {
         *dy *= *w;
     }
-    let along = dot(dy, x) * rstd / T::of(w.len() as f64);
+    let along = dot(dy, x) * rstd / T::from_f64(w.len() as f64);
     for (dy, x) in dy.iter_mut().zip(x) {
         *dy = rstd * (*dy - *x * rstd * along);
     }

@@ -12,7 +12,7 @@ use xtrain_tensor::{CpuKernel, Pooled, Real, TensorType, View, ViewMut, with_rea
 
 impl CpuKernel for LinearCrossEntropy {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let written = Written::of(self, outputs);
+        let written = WrittenMemory::split(self, outputs);
         let grads = Grads { dx: None, dw: None };
         with_real!(inputs[0].ty.dtype, T => chunks::<T>(self, inputs, written, grads));
     }
@@ -24,7 +24,7 @@ impl CpuKernel for LinearCrossEntropy {
 
 impl CpuKernel for LinearCrossEntropyGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let mut written = Written::of(&self.loss, outputs);
+        let mut written = WrittenMemory::split(&self.loss, outputs);
         let mut grads = std::mem::take(&mut written.grads).iter_mut();
         let dx = if self.dx { grads.next() } else { None };
         let grads = Grads { dx, dw: grads.next() };
@@ -37,7 +37,7 @@ impl CpuKernel for LinearCrossEntropyGrad {
 }
 
 /// Memory that a kernel writes: its outputs, then its workspace.
-pub(super) struct Written<'a, 'm> {
+pub(super) struct WrittenMemory<'a, 'm> {
     pub(super) scalars: &'a mut [ViewMut<'m>],
     /// An output or workspace.
     pub(super) terms: &'a mut ViewMut<'m>,
@@ -46,13 +46,13 @@ pub(super) struct Written<'a, 'm> {
     pub(super) logits: &'a mut ViewMut<'m>,
 }
 
-impl<'a, 'm> Written<'a, 'm> {
-    pub(super) fn of(loss: &LinearCrossEntropy, outputs: &'a mut [ViewMut<'m>]) -> Self {
+impl<'a, 'm> WrittenMemory<'a, 'm> {
+    pub(super) fn split(loss: &LinearCrossEntropy, outputs: &'a mut [ViewMut<'m>]) -> Self {
         let (scalars, rest) = outputs.split_at_mut(2);
         let (output, rest) = rest.split_at_mut(usize::from(loss.terms));
         let (grads, workspace) = rest.split_at_mut(rest.len() - 1 - usize::from(!loss.terms));
         match (output, workspace) {
-            ([terms], [logits]) | ([], [terms, logits]) => Written { scalars, terms, grads, logits },
+            ([terms], [logits]) | ([], [terms, logits]) => WrittenMemory { scalars, terms, grads, logits },
             _ => unreachable!("the terms are an output or workspace"),
         }
     }
@@ -68,16 +68,16 @@ struct Grads<'a, 'm> {
 fn chunks<T: Real>(
     loss: &LinearCrossEntropy,
     inputs: &[View<'_>],
-    Written { scalars, terms, logits, .. }: Written<'_, '_>,
+    WrittenMemory { scalars, terms, logits, .. }: WrittenMemory<'_, '_>,
     grads: Grads<'_, '_>,
 ) {
     let [x, w, targets, inv_targets] = inputs else { unreachable!("four inputs") };
     let ((t, d), (v, _)) = (x.ty.shape.rows_cols(), w.ty.shape.rows_cols());
     let targets = targets.ints();
     check_targets(targets, v);
-    let rows = Rows {
+    let rows = LogitRows {
         inv_targets: inv_targets.scalar(),
-        z_loss: T::of(f64::from(loss.z_loss)),
+        z_loss: T::from_f64(f64::from(loss.z_loss)),
         gradients: grads.dx.is_some() || grads.dw.is_some(),
     };
     let w_vd = MatmulOperand::new(*w, v, d);
@@ -116,14 +116,14 @@ pub(super) fn check_targets(targets: &[i32], vocab: usize) {
 }
 
 /// The computation on rows of logits.
-pub(super) struct Rows<T> {
+pub(super) struct LogitRows<T> {
     pub(super) inv_targets: T,
     pub(super) z_loss: T,
     /// True if logits are replaced by their gradients.
     pub(super) gradients: bool,
 }
 
-impl<T: Real> Rows<T> {
+impl<T: Real> LogitRows<T> {
     /// Runs all rows of a chunk and writes the terms of its tokens.
     pub(super) fn run_chunk<'a>(&self, logits: &mut ViewMut<'a>, targets: &[i32], terms: &mut ViewMut<'a>) {
         for_row_blocks(targets.len(), [logits, terms], |rows, [logits, mut terms]| {
@@ -138,7 +138,7 @@ impl<T: Real> Rows<T> {
         let terms = terms.reals::<T>();
         for (k, scalar) in scalars.iter_mut().enumerate() {
             let total: f64 = terms.chunks_exact(2).map(|terms| terms[k].f64()).sum();
-            let mean = if any { T::of(self.inv_targets.f64() * total) } else { T::ZERO };
+            let mean = if any { T::from_f64(self.inv_targets.f64() * total) } else { T::ZERO };
             scalar.store(&[mean]);
         }
     }
@@ -180,7 +180,7 @@ impl<T: Real> Rows<T> {
                 let lse = max_logit + log_total;
                 let cross_entropy = log_total - correct;
                 if self.gradients {
-                    let scale = self.inv_targets * (T::ONE + T::of(2.0) * self.z_loss * lse) / total;
+                    let scale = self.inv_targets * (T::ONE + T::from_f64(2.0) * self.z_loss * lse) / total;
                     for l in logits.iter_mut() {
                         *l *= scale;
                     }

@@ -6,7 +6,7 @@ use crate::device::{plane, table};
 use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Operands, Work, kernel_struct};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    structs: &[Sums::LAYOUT, Arguments::LAYOUT],
+    structs: &[PackedSums::LAYOUT, Arguments::LAYOUT],
     ..KernelSource::new("pack_sums/kernel.cu", include_str!("kernel.cu"))
 };
 
@@ -15,7 +15,7 @@ const THREADS: u32 = 256;
 
 kernel_struct! {
     /// The numbers of an input, and their place in the output.
-    struct Sums {
+    struct PackedSums {
         /// Null for zeros.
         sums: DevicePtr,
         first: u32,
@@ -23,7 +23,7 @@ kernel_struct! {
     }
 
     struct Arguments {
-        /// A [`Sums`] for each input.
+        /// A [`PackedSums`] for each input.
         inputs: DevicePtr,
         packed: DevicePtr,
         accumulate: u32,
@@ -34,14 +34,14 @@ impl CudaKernel for PackSums {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let packed = operands.outputs[0];
         let mut all = 0;
-        let mut inputs: Vec<Sums> = Vec::new();
+        let mut inputs: Vec<PackedSums> = Vec::new();
         for input in operands.inputs {
             let (first, count) = (all, input.ty.numel() as u32);
-            inputs.push(Sums { sums: input.place, first, count });
+            inputs.push(PackedSums { sums: input.place, first, count });
             all += count;
         }
         if packed.ty.numel() as u32 > all {
-            inputs.push(Sums { sums: DevicePtr(0), first: all, count: 1 });
+            inputs.push(PackedSums { sums: DevicePtr(0), first: all, count: 1 });
         }
         let most = inputs.iter().map(|input| input.count).max().unwrap_or(0);
         let grid = plane([inputs.len(), most.div_ceil(THREADS) as usize], [THREADS, 1]);

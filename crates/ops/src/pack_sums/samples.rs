@@ -10,20 +10,20 @@ impl Sampled for PackSums {
     }
 
     fn samples() -> Vec<Sample> {
-        vec![of(&[1]), of(&[2, 5, 2, 5])]
+        vec![with_lengths(&[1]), with_lengths(&[2, 5, 2, 5])]
     }
 
     fn large() -> Sample {
-        of(&[12, 2, 128, 2, 128, 2, 128])
+        with_lengths(&[12, 2, 128, 2, 128, 2, 128])
     }
 
     /// Tensors of several blocks.
     fn gpu_samples() -> Vec<Sample> {
-        vec![of(&[700, 256, 257])]
+        vec![with_lengths(&[700, 256, 257])]
     }
 }
 
-fn of(lengths: &[usize]) -> Sample {
+fn with_lengths(lengths: &[usize]) -> Sample {
     let sums = |&length: &usize| SampleInput::activation([length]).in_format(DType::F32);
     Sample::plain(PackSums, lengths.iter().map(sums).collect::<Vec<_>>())
 }

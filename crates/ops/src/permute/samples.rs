@@ -11,7 +11,7 @@ pub(crate) fn routing(tokens: usize, top_k: usize, experts: usize, align: usize)
     let expert = |copy: usize| (copy / top_k + copy % top_k * 2) % experts;
     let live = (tokens - 1) * top_k;
     let ids: Vec<_> = (0..tokens * top_k).map(|copy| (copy < live).then(|| expert(copy))).collect();
-    Routing::of(&ids, experts, align, align).sources_and_rows(&ids, top_k)
+    Routing::from_experts(&ids, experts, align, align).sources_and_rows(&ids, top_k)
 }
 
 /// The capacity of a routing.

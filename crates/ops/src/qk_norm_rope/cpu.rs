@@ -29,7 +29,7 @@ impl CpuKernel for QkNormRope {
                 let (mut y, mut rstd) = (y.fresh::<T>(), rstd.fresh::<T>());
                 let written = y.chunks_exact_mut(width).zip(rstd.chunks_exact_mut(heads));
                 for ((token, x), (y, rstd)) in rows.zip(x.chunks_exact(width)).zip(written) {
-                    weights.norm_heads(x, T::of(f64::from(eps)), y, rstd);
+                    weights.norm_heads(x, T::from_f64(f64::from(eps)), y, rstd);
                     y[heads * e..].copy_from_slice(&x[heads * e..]);
                     rotate_heads(&mut y[..heads * e], angles.of_token(token));
                 }

@@ -3,7 +3,7 @@
 
 use super::{cast, edges, node};
 use crate::adamw::AdamW;
-use xtrain_program::{Edge, Link, Pair, Place, Replacement, Rewrite};
+use xtrain_program::{Edge, Link, OpRewrite, Pair, Replacement, Rewrite};
 use xtrain_tensor::Scaling;
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: "adamw_cast", link: Link::Output, apply };
@@ -20,5 +20,5 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let inputs = edges(Edge::ProducerInput, 0..pair.producer_inputs()).chain(scale).collect();
     let casts = edges(Edge::ConsumerOutput, 0..cast.outputs());
     let outputs = edges(Edge::ProducerOutput, 0..pair.producer_outputs()).chain(casts).collect();
-    Some(Replacement { producer: node(op, inputs, outputs), consumer: Place::Empty })
+    Some(Replacement { producer: node(op, inputs, outputs), consumer: OpRewrite::Empty })
 }

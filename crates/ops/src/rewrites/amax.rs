@@ -7,7 +7,7 @@ use crate::qk_norm_rope::QkNormRopeGrad;
 use crate::quantize::{Amaxes, Given, Quantize};
 use crate::rms_norm::{ExtraOutput, RmsNormGrad};
 use std::sync::Arc;
-use xtrain_program::{Edge, Link, Node, Op, Pair, Place, Replacement, Rewrite};
+use xtrain_program::{Edge, Link, Node, Op, OpRewrite, Pair, Replacement, Rewrite};
 use xtrain_tensor::Scaling;
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: super::AMAX, link: Link::Output, apply };
@@ -24,18 +24,18 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
         let inputs = edges(Edge::ProducerInput, 0..pair.producer_inputs()).collect();
         let outputs = edges(Edge::ProducerOutput, 0..pair.producer_outputs());
         let outputs = outputs.chain([Edge::ConsumerOutput(0)]).collect();
-        return Some(Replacement { producer: node(op, inputs, outputs), consumer: Place::Empty });
+        return Some(Replacement { producer: node(op, inputs, outputs), consumer: OpRewrite::Empty });
     }
     let cast = cast(pair, x)?;
     if cast.scaling != Scaling::Tensor || cast.given != Given::Nothing {
         return None;
     }
     let (producer, amax) = match amax_source(pair, x)? {
-        AmaxSource::Output(output) => (Place::Same, Edge::ProducerOutput(output)),
+        AmaxSource::Output(output) => (OpRewrite::Same, Edge::ProducerOutput(output)),
         AmaxSource::NewOp(op) => {
             let inputs = edges(Edge::ProducerInput, 0..pair.producer_inputs()).collect();
             let outputs = edges(Edge::ProducerOutput, 0..pair.producer_outputs()).chain([Edge::New(0)]);
-            (Place::New(Node { op, inputs, outputs: outputs.collect() }), Edge::New(0))
+            (OpRewrite::New(Node { op, inputs, outputs: outputs.collect() }), Edge::New(0))
         }
     };
     let outputs = edges(Edge::ConsumerOutput, 0..cast.outputs()).collect();

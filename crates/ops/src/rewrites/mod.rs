@@ -16,7 +16,7 @@ mod sum_norm_cast;
 use crate::quantize::{CastSource, Quantize};
 use std::ops::Range;
 use std::sync::Arc;
-use xtrain_program::{Edge, Node, Op, Pair, Place, Replacement, Rewrite};
+use xtrain_program::{Edge, Node, Op, OpRewrite, Pair, Replacement, Rewrite};
 use xtrain_tensor::DType;
 
 /// Name of the rewrite that fuses a residual add, its norm and the cast of the norm.
@@ -46,13 +46,13 @@ fn cast(pair: &Pair<'_>, output: usize) -> Option<Quantize> {
 }
 
 /// A new node for `op`.
-fn node(op: impl Op, inputs: Vec<Edge>, outputs: Vec<Edge>) -> Place {
-    Place::New(Node { op: Arc::new(op), inputs, outputs })
+fn node(op: impl Op, inputs: Vec<Edge>, outputs: Vec<Edge>) -> OpRewrite {
+    OpRewrite::New(Node { op: Arc::new(op), inputs, outputs })
 }
 
 /// A replacement of both by one op in the consumer's place.
 fn one(op: impl Op, inputs: Vec<Edge>, outputs: Vec<Edge>) -> Replacement {
-    Replacement { producer: Place::Empty, consumer: node(op, inputs, outputs) }
+    Replacement { producer: OpRewrite::Empty, consumer: node(op, inputs, outputs) }
 }
 
 /// One edge for each index in `range`.

@@ -6,7 +6,7 @@ use super::{cast, edges, node};
 use crate::quantize::{CastSource, Quantize};
 use crate::rms_norm::AddRmsNorm;
 use crate::rms_quantize::RmsQuantize;
-use xtrain_program::{Edge, Link, Pair, Place, Replacement, Rewrite};
+use xtrain_program::{Edge, Link, OpRewrite, Pair, Replacement, Rewrite};
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: super::SUM_NORM_CAST, link: Link::Output, apply };
 
@@ -21,5 +21,5 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let inputs = edges(Edge::ProducerInput, 0..3).chain(scale).collect();
     let casts = edges(Edge::ConsumerOutput, 0..cast.outputs());
     let outputs = [0, 2].map(Edge::ProducerOutput).into_iter().chain(casts).collect();
-    Some(Replacement { producer: node(op, inputs, outputs), consumer: Place::Empty })
+    Some(Replacement { producer: node(op, inputs, outputs), consumer: OpRewrite::Empty })
 }

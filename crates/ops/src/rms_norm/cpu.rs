@@ -54,7 +54,7 @@ fn add<T: Real>(x: &[T], delta: &[T], rounding: Rounding, total: &mut [T]) {
 }
 
 fn norm<T: Real>(x: &[T], w: &[T], eps: f32, y: &mut [T], rstd: &mut [T]) {
-    let (d, eps) = (w.len(), T::of(f64::from(eps)));
+    let (d, eps) = (w.len(), T::from_f64(f64::from(eps)));
     vectorized(
         #[inline(always)]
         || {
@@ -119,7 +119,7 @@ impl CpuKernel for Rms {
         let (outputs, amax) = outputs.split_at_mut(added);
         let rounding = Rounding::for_operands(inputs[0].ty.dtype);
         with_real!(inputs[0].ty.dtype, T => {
-            let eps = T::of(f64::from(self.eps));
+            let eps = T::from_f64(f64::from(self.eps));
             match outputs {
                 [total, rstd] => for_row_blocks(t, [total, rstd], |rows, [mut total, mut rstd]| {
                     let (x, delta) = (inputs[0].rows(rows.clone()).reals::<T>(), inputs[1].rows(rows).reals::<T>());

@@ -105,13 +105,13 @@ fn best<T: Real>(keys: &[T], left: &mut [bool], ids: &mut [i32]) {
 
 /// Writes the gates of the chosen experts.
 fn weigh<T: Real>(router: &Router, scores: &[T], ids: &[i32], gates: &mut [T]) {
-    let scale = T::of(router.scale.into());
+    let scale = T::from_f64(router.scale.into());
     let mut sum = T::ZERO;
     for (gate, &id) in gates.iter_mut().zip(ids) {
         *gate = scores[id as usize];
         sum += *gate;
     }
-    let divisor = if router.normalise { sum + T::of(TINY) } else { T::ONE };
+    let divisor = if router.normalise { sum + T::from_f64(TINY) } else { T::ONE };
     gates.iter_mut().for_each(|gate| *gate = *gate / divisor * scale);
 }
 
@@ -143,7 +143,7 @@ impl CpuKernel for RouteGrad {
 /// The gradient of a token's logits. With s for scores and S for the sum by which they are divided, the
 /// gradients of the chosen scores are scale (dgate - sum(dgate s) / S) / S, or scale dgate.
 fn grad_row<T: Real>(router: &Router, dgates: &[T], scores: &[T], ids: &[i32], dlogits: &mut [T]) {
-    let scale = T::of(router.scale.into());
+    let scale = T::from_f64(router.scale.into());
     let chosen = || dgates.iter().zip(ids).map(|(&dgate, &id)| (dgate, scores[id as usize], id as usize));
     let (mut sum, mut dot) = (T::ZERO, T::ZERO);
     for (dgate, score, _) in chosen() {
@@ -151,7 +151,7 @@ fn grad_row<T: Real>(router: &Router, dgates: &[T], scores: &[T], ids: &[i32], d
         dot += dgate * score;
     }
     let (divisor, mean) = match router.normalise {
-        true => (sum + T::of(TINY), dot / (sum + T::of(TINY))),
+        true => (sum + T::from_f64(TINY), dot / (sum + T::from_f64(TINY))),
         false => (T::ONE, T::ZERO),
     };
     let dscore = |dgate: T| scale * (dgate - mean) / divisor;

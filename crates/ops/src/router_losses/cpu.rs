@@ -11,7 +11,7 @@ impl CpuKernel for RouterLosses {
         let (t, e) = inputs[0].ty.shape.rows_cols();
         let [objective, balance, z, terms] = outputs else { unreachable!("three outputs and the terms") };
         with_real!(inputs[0].ty.dtype, T => {
-            let batch = Batch::<T>::of(inputs);
+            let batch = RouterBatch::<T>::from_inputs(inputs);
             for_row_blocks(t, [&mut *terms], |rows, [mut terms]| {
                 let logits = inputs[0].rows(rows.clone()).reals::<T>();
                 let mut shares = vec![T::ZERO; e];
@@ -29,7 +29,7 @@ impl CpuKernel for RouterLosses {
             let [of_balance, of_z] = [batch.balance_factor * sum(0), batch.z_factor * sum(1)];
             let both = f64::from(self.balance_weight) * of_balance + f64::from(self.z_weight) * of_z;
             for (output, x) in [(objective, both), (balance, of_balance), (z, of_z)] {
-                output.store::<T>(&[T::of(x)]);
+                output.store::<T>(&[T::from_f64(x)]);
             }
         });
     }
@@ -41,7 +41,7 @@ impl CpuKernel for RouterLosses {
 }
 
 /// The operands that all tokens share.
-struct Batch<'a, T> {
+struct RouterBatch<'a, T> {
     ids: &'a [i32],
     top_k: usize,
     counts: Vec<T>,
@@ -51,8 +51,8 @@ struct Batch<'a, T> {
     z_factor: f64,
 }
 
-impl<'a, T: Real> Batch<'a, T> {
-    fn of(inputs: &[View<'a>]) -> Self {
+impl<'a, T: Real> RouterBatch<'a, T> {
+    fn from_inputs(inputs: &[View<'a>]) -> Self {
         let (_, top_k) = inputs[1].ty.shape.rows_cols();
         let numbers = |view: View<'_>| -> Vec<f64> {
             with_real!(view.ty.dtype, C => view.reals::<C>().iter().map(|x| x.f64()).collect())
@@ -63,8 +63,8 @@ impl<'a, T: Real> Batch<'a, T> {
             true => [inv_targets * counts.len() as f64 / tokens, inv_targets],
             false => [0.0; 2],
         };
-        let counts = counts.into_iter().map(T::of).collect();
-        Batch { ids: inputs[1].ints(), top_k, counts, balance_factor, z_factor }
+        let counts = counts.into_iter().map(T::from_f64).collect();
+        RouterBatch { ids: inputs[1].ints(), top_k, counts, balance_factor, z_factor }
     }
 
     fn is_padding(&self, token: usize) -> bool {
@@ -75,7 +75,7 @@ impl<'a, T: Real> Batch<'a, T> {
     fn token(&self, kind: Score, logits: &[T], shares: &mut [T]) -> T {
         score(kind, logits, shares);
         if kind == Score::Sigmoid {
-            let sum = shares.iter().copied().sum::<T>() + T::of(TINY);
+            let sum = shares.iter().copied().sum::<T>() + T::from_f64(TINY);
             shares.iter_mut().for_each(|share| *share /= sum);
         }
         let most = max(logits);
@@ -94,9 +94,9 @@ impl CpuKernel for RouterLossesGrad {
         let RouterLosses { score, balance_weight, z_weight } = self.0;
         let [dlogits] = outputs else { unreachable!("one output") };
         with_real!(inputs[0].ty.dtype, T => {
-            let batch = Batch::<T>::of(inputs);
-            let of_balance = T::of(f64::from(balance_weight) * batch.balance_factor);
-            let of_z = T::of(2.0 * f64::from(z_weight) * batch.z_factor);
+            let batch = RouterBatch::<T>::from_inputs(inputs);
+            let of_balance = T::from_f64(f64::from(balance_weight) * batch.balance_factor);
+            let of_z = T::from_f64(2.0 * f64::from(z_weight) * batch.z_factor);
             for_row_blocks(t, [dlogits], |rows, [mut dlogits]| {
                 let logits = inputs[0].rows(rows.clone()).reals::<T>();
                 let mut shares = vec![T::ZERO; e];

@@ -13,7 +13,7 @@ use xtrain_tensor::{DType, TensorType};
 pub(super) const SOURCE: KernelSource = KernelSource {
     constants: &[&[("THREADS", THREADS as i64), ("SUM_THREADS", SUM_THREADS as i64)]],
     headers: &[SQUARES],
-    structs: &[Arguments::LAYOUT, Chunk::LAYOUT, Range::LAYOUT, SumArguments::LAYOUT],
+    structs: &[Arguments::LAYOUT, UnitChunk::LAYOUT, Range::LAYOUT, RangeArguments::LAYOUT],
     ..KernelSource::new("unit_norm/kernel.cu", include_str!("kernel.cu"))
 };
 
@@ -26,13 +26,13 @@ kernel_struct! {
         sums: DevicePtr,
     }
 
-    struct Chunk {
+    struct UnitChunk {
         first: DevicePtr,
         elements: u32,
         flags: u32,
     }
 
-    struct SumArguments {
+    struct RangeArguments {
         terms: DevicePtr,
         ranges: DevicePtr,
         sums: DevicePtr,
@@ -80,7 +80,7 @@ impl CudaKernel for UnitSquaredNorm {
         let count = ranges.len() as u64;
         let ranges = table(gpu, &ranges)?;
         let total = operands.outputs[0].place;
-        let of_gradients = SumArguments { terms: unit_sums, ranges: ranges.pointer(), sums, total, count };
+        let of_gradients = RangeArguments { terms: unit_sums, ranges: ranges.pointer(), sums, total, count };
         units.work(gpu, Some((of_gradients, ranges)))
     }
 }
@@ -98,7 +98,7 @@ struct Units {
     ranges: DeviceMemory,
     chunk_count: u32,
     of_chunks: Arguments,
-    of_units: SumArguments,
+    of_units: RangeArguments,
     per_gradient: Vec<u32>,
 }
 
@@ -122,7 +122,7 @@ impl Units {
                     let is_unaligned = u32::from(bytes % 16 != 0);
                     let elements = CHUNK.min(end - at) as u32;
                     let flags = is_bf16 | is_unaligned << 1;
-                    chunks.push(Chunk { first: grad.place.offset(bytes), elements, flags });
+                    chunks.push(UnitChunk { first: grad.place.offset(bytes), elements, flags });
                 }
                 ranges.push(Range { first: first_chunk, count: chunks.len() as u32 - first_chunk });
             }
@@ -132,12 +132,17 @@ impl Units {
         let (chunks, ranges) = (table(gpu, &chunks)?, table(gpu, &ranges)?);
         let of_chunks = Arguments { chunks: chunks.pointer(), sums: chunk_sums };
         let (pointer, sums) = (ranges.pointer(), unit_sums);
-        let of_units = SumArguments { terms: chunk_sums, ranges: pointer, sums, total: DevicePtr(0), count };
+        let of_units =
+            RangeArguments { terms: chunk_sums, ranges: pointer, sums, total: DevicePtr(0), count };
         Ok(Units { chunks, ranges, chunk_count, of_chunks, of_units, per_gradient })
     }
 
     /// Sums chunks and units and, if asked, gradients, whose table of ranges is kept.
-    fn work(self, gpu: &Gpu, of_gradients: Option<(SumArguments, DeviceMemory)>) -> Result<Work, CudaError> {
+    fn work(
+        self,
+        gpu: &Gpu,
+        of_gradients: Option<(RangeArguments, DeviceMemory)>,
+    ) -> Result<Work, CudaError> {
         let chunks = gpu.function(&SOURCE, &[], "unit_norm_chunks")?;
         let ranges = gpu.function(&SOURCE, &[], "unit_norm_ranges")?;
         let total = gpu.function(&SOURCE, &[], "unit_norm_total")?;
@@ -145,21 +150,21 @@ impl Units {
             // Keeps the tables' memory allocated as long as this work.
             let _tables = (&self.chunks, &self.ranges);
             if self.chunk_count > 0 {
-                // SAFETY: the kernel takes one `Arguments`. The table holds one `Chunk` for each block, whose
-                // elements lie in a gradient and have the type and the alignment of its flags; there is one
-                // sum for each block.
+                // SAFETY: the kernel takes one `Arguments`. The table holds one `UnitChunk` for each block,
+                // whose elements lie in a gradient and have the type and the alignment of its flags; there is
+                // one sum for each block.
                 unsafe { chunks.launch(Launch::row(self.chunk_count, THREADS), &self.of_chunks, stream)? };
             }
             let blocks = self.of_units.count.div_ceil(u64::from(SUM_THREADS)) as u32;
             if blocks > 0 {
-                // SAFETY: the kernel takes one `SumArguments`. The first launch wrote the sums of all chunks,
-                // of which the table holds a `Range` for each of `count` units.
+                // SAFETY: the kernel takes one `RangeArguments`. The first launch wrote the sums of all
+                // chunks, of which the table holds a `Range` for each of `count` units.
                 unsafe { ranges.launch(Launch::row(blocks, SUM_THREADS), &self.of_units, stream)? };
             }
             let Some((of_gradients, _)) = &of_gradients else { return Ok(()) };
-            // SAFETY: the kernel takes one `SumArguments` and runs in one block. The launch before wrote the
-            // sums of all units, of which the table holds a `Range` for each of `count` gradients, and the
-            // total is one f64.
+            // SAFETY: the kernel takes one `RangeArguments` and runs in one block. The launch before wrote
+            // the sums of all units, of which the table holds a `Range` for each of `count` gradients, and
+            // the total is one f64.
             unsafe { total.launch(Launch::row(1, SUM_THREADS), of_gradients, stream) }
         }))
     }

@@ -5,7 +5,7 @@
 // alone; those that do not start at 16 bytes are read element by element.
 
 // The host writes it as two words of 8 bytes.
-struct Chunk {
+struct UnitChunk {
     const void* first;
     u32 elements;
     // 1: bf16 instead of f32. 2: not aligned to 16 bytes.
@@ -13,7 +13,7 @@ struct Chunk {
 };
 
 struct Arguments {
-    const Chunk* chunks;
+    const UnitChunk* chunks;
     double* sums;
 };
 
@@ -23,7 +23,7 @@ struct Range {
     u32 count;
 };
 
-struct SumArguments {
+struct RangeArguments {
     const double* terms;
     const Range* ranges;
     double* sums;
@@ -32,7 +32,7 @@ struct SumArguments {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) unit_norm_chunks(Arguments args) {
-    Chunk chunk = args.chunks[blockIdx.x];
+    UnitChunk chunk = args.chunks[blockIdx.x];
     Floats x = {(void*)chunk.first, chunk.flags & 1};
     double sum = 0.0;
     for (u32 i = threadIdx.x * VECTOR; i < chunk.elements; i += THREADS * VECTOR) {
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) unit_norm_chunks(Arguments
     if (threadIdx.x == 0) args.sums[blockIdx.x] = sum;
 }
 
-__device__ __forceinline__ double sum_of_range(const SumArguments& args, u64 n) {
+__device__ __forceinline__ double sum_of_range(const RangeArguments& args, u64 n) {
     Range range = args.ranges[n];
     double sum = 0.0;
 #pragma unroll 8
@@ -57,12 +57,12 @@ __device__ __forceinline__ double sum_of_range(const SumArguments& args, u64 n) 
     return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS) unit_norm_ranges(SumArguments args) {
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) unit_norm_ranges(RangeArguments args) {
     u64 n = (u64)blockIdx.x * SUM_THREADS + threadIdx.x;
     if (n < args.count) args.sums[n] = sum_of_range(args, n);
 }
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS) unit_norm_total(SumArguments args) {
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) unit_norm_total(RangeArguments args) {
     for (u64 n = threadIdx.x; n < args.count; n += SUM_THREADS) args.sums[n] = sum_of_range(args, n);
     __syncthreads();
     if (threadIdx.x != 0) return;

@@ -6,9 +6,11 @@
 
 use crate::estimate::{Device, Timeline, step_seconds};
 use crate::memory::{first_that_fits, needed_bytes};
-use crate::tunable::{LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE, RECOMPUTE_BLOCKS, Settings, Step, Tunable};
+use crate::tunable::{
+    LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE, RECOMPUTE_BLOCKS, Settings, Tunable, TunedStep,
+};
 use xtrain_config as config;
-use xtrain_program::{Program, Recompute, Reduce};
+use xtrain_program::{Program, Recompute};
 use xtrain_step::engine::Target;
 use xtrain_step::error::LearnError;
 use xtrain_step::programs;
@@ -39,7 +41,7 @@ const SAVED: f64 = 0.05;
 const LARGEST_CHUNK: usize = 1 << 16;
 
 pub(super) struct Search<'a> {
-    step: Step<'a>,
+    step: TunedStep<'a>,
     /// The settings of the run file.
     own: Settings,
     /// With the rates and connections for choosing settings.
@@ -56,7 +58,7 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(step: Step<'a>, device: &Device, open: &'a [&'static Tunable]) -> Self {
+    pub(super) fn new(step: TunedStep<'a>, device: &Device, open: &'a [&'static Tunable]) -> Self {
         Search {
             step,
             own: step.settings(),
@@ -116,7 +118,7 @@ impl<'a> Search<'a> {
         all.retain(|of| self.least_saved_bytes(of) <= self.usable_bytes);
         let [largest, _, ..] = all[..] else { return Ok(all) };
         // The fewer micro-steps, the fewer partial sums: then a larger micro-batch may need less.
-        if matches!(self.step.spec.parallel.reduce, Reduce::AnyWorld { .. }) {
+        if self.step.spec.parallel.reduce.is_any_world() {
             return Ok(all);
         }
         let mut over = u64::MAX;
@@ -304,7 +306,7 @@ impl<'a> Search<'a> {
     /// Seconds of a step of `spec`, which is `program`. Those of several ranks also wait for collectives.
     fn step_seconds(&self, spec: &TrainingSpec, program: &Program) -> f64 {
         let micro_steps = spec.micro_steps(self.step.batch_size);
-        match spec.parallel.world_size {
+        match spec.parallel.rank.world_size {
             1 => step_seconds(program, &self.device.rates, micro_steps),
             _ => Timeline::new(program, &self.device, micro_steps).seconds(),
         }

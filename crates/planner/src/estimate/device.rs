@@ -26,7 +26,7 @@ pub struct Device {
     /// Rates for choosing settings. Unless `train.tune` measures them, they are equal on equal devices.
     pub choice_rates: Rates,
     /// Origin of `rates`.
-    pub source: Source,
+    pub source: RateSource,
     /// Bytes of memory that a run may use if nothing else runs: all but [`Device::reserve_bytes`]; `None` if
     /// unknown.
     pub usable_bytes: Option<u64>,
@@ -42,7 +42,7 @@ pub struct Device {
 
 /// Origin of rates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum RateSource {
     /// The device's row of the table.
     Table,
     /// The nearest device of the table.
@@ -77,7 +77,7 @@ const SAME_BANDWIDTH: f64 = 0.15;
 impl Device {
     /// The device of `processor`, for a run on this number of CPU threads, with measured rates if they are
     /// cached.
-    pub fn of(processor: &Processor, recipe: Recipe, threads: usize) -> Device {
+    pub fn new(processor: &Processor, recipe: Recipe, threads: usize) -> Device {
         let device = Device::unmeasured(processor, threads);
         match (processor, measure::cached(processor, recipe, threads)) {
             (Processor::Cpu, Some(measurement)) => device.measured_by(measurement),
@@ -85,7 +85,7 @@ impl Device {
         }
     }
 
-    /// As [`Device::of`], for a run on the threads of this process. A CPU's rates are measured if they are
+    /// As [`Device::new`], for a run on the threads of this process. A CPU's rates are measured if they are
     /// not cached; a GPU's only with `tune`, which also chooses settings by them.
     pub fn measured(processor: &Processor, recipe: Recipe, tune: bool) -> Device {
         let device = Device::unmeasured(processor, rayon::current_num_threads());
@@ -127,7 +127,7 @@ impl Device {
     }
 
     fn measured_by(self, of: Measurement) -> Device {
-        let source = Source::Measured { age: of.age(), while_busy: of.while_busy };
+        let source = RateSource::Measured { age: of.age(), while_busy: of.while_busy };
         Device { rates: self.rates.scaled(of.factors), source, ..self }
     }
 
@@ -150,7 +150,7 @@ impl Device {
             threads,
             rates,
             choice_rates: rates,
-            source: Source::Unmeasured,
+            source: RateSource::Unmeasured,
             usable_bytes: memory_bytes.map(|bytes| bytes.saturating_sub(reserve_bytes)),
             reserve_bytes,
             peak_flops: None,
@@ -172,7 +172,7 @@ impl Device {
             }
             bytes => bytes,
         };
-        let source = if named.is_some() { Source::Table } else { Source::Nearest(model.name) };
+        let source = if named.is_some() { RateSource::Table } else { RateSource::Nearest(model.name) };
         Device::modelled(info.name.clone(), model, source, memory_bytes, info.peak_bf16_flops())
     }
 
@@ -190,7 +190,7 @@ impl Device {
         };
         let name = format!("NVIDIA {}", model.name);
         let peak = peak_bf16_flops(model.name);
-        Ok(Device::modelled(name, model, Source::Table, model.memory_bytes, peak))
+        Ok(Device::modelled(name, model, RateSource::Table, model.memory_bytes, peak))
     }
 
     /// A GPU with this much memory and of unknown model, with the rates of the nearest device of the table.
@@ -199,14 +199,14 @@ impl Device {
         let [first, others @ ..] = &DEVICES;
         let model =
             others.iter().fold(first, |best, model| if far(model) < far(best) { model } else { best });
-        let source = Source::Nearest(model.name);
+        let source = RateSource::Nearest(model.name);
         Device::modelled("a GPU".into(), model, source, bytes, peak_bf16_flops(model.name))
     }
 
     fn modelled(
         name: String,
         model: &DeviceModel,
-        source: Source,
+        source: RateSource,
         memory_bytes: u64,
         peak_flops: Option<f64>,
     ) -> Device {
@@ -254,12 +254,12 @@ fn nearest(info: &DeviceInfo) -> &'static DeviceModel {
     others.iter().fold(first, |best, model| if distance(model) < distance(best) { model } else { best })
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for RateSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Table => write!(f, "from the device table, edition {EDITION}"),
-            Source::Nearest(name) => write!(f, "from the {name}, the nearest device of the table"),
-            Source::Measured { age, while_busy } => {
+            RateSource::Table => write!(f, "from the device table, edition {EDITION}"),
+            RateSource::Nearest(name) => write!(f, "from the {name}, the nearest device of the table"),
+            RateSource::Measured { age, while_busy } => {
                 f.write_str("measured on this machine")?;
                 if *age >= RECENT {
                     write!(f, " {} ago", format::duration(age.as_secs_f64()))?;
@@ -273,7 +273,9 @@ impl fmt::Display for Source {
                     false => Ok(()),
                 }
             }
-            Source::Unmeasured => f.write_str("defaults of an ordinary CPU; the first run measures this one"),
+            RateSource::Unmeasured => {
+                f.write_str("defaults of an ordinary CPU; the first run measures this one")
+            }
         }
     }
 }

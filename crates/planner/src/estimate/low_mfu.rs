@@ -21,7 +21,7 @@ const SMALL: f64 = 0.7;
 /// The reason for the low MFU of the run `planned`, whose step is `program` and takes the time of `timeline`
 /// on `device`; `None` if it is not low, or no single reason explains it.
 pub fn low_mfu(planned: &Planned, program: &Program, timeline: &Timeline, device: &Device) -> Option<String> {
-    let mfu = Speed::of(planned, timeline, device).mfu?;
+    let mfu = Speed::estimate(planned, timeline, device).mfu?;
     let waiting = timeline.exposed_seconds() / timeline.seconds();
     if waiting > WAITING {
         return Some(format!("{} of the step waits for {}", percent(waiting), waited_for(planned, timeline)));
@@ -98,7 +98,7 @@ fn computing(planned: &Planned, program: &Program, rates: &Rates) -> Option<Stri
                 }
                 Arithmetic::Gemm { operands, scaling, .. } => {
                     let best =
-                        kernel.times as f64 * kernel.arithmetic.flops() / rates.gemm.of(operands, scaling);
+                        kernel.times as f64 * kernel.arithmetic.flops() / rates.gemm.rate(operands, scaling);
                     gemms += seconds;
                     at_best += best;
                     experts_lost += of_experts * (seconds - best);

@@ -16,11 +16,11 @@ use xtrain_config::Config;
 use xtrain_cuda::KernelCache;
 use xtrain_model::Recipe;
 use xtrain_program::{Arithmetic, KernelCost, Program};
+use xtrain_rank::Rank;
 use xtrain_runtime::{Checks, TimedWork, Timing};
 use xtrain_step::engine::{Processor, Target};
 use xtrain_step::error::LearnError;
 use xtrain_step::learner::{Learner, Step};
-use xtrain_step::member::Member;
 use xtrain_step::random_batch::random_batch;
 
 /// Maximum number of measured steps, and the time after which no further one begins. The median time of each
@@ -144,7 +144,7 @@ fn measure(processor: Processor, recipe: Recipe, rates: &Rates) -> Result<Factor
     let target = processor.target();
     let set = [format!("precision.recipe={}", recipe.name())];
     let parsed = Config::parse(Path::new("measured.toml"), run_file(target).as_bytes(), &set)?;
-    let spec = plan_alone(&parsed, target, Member::ALONE)?.spec;
+    let spec = plan_alone(&parsed, target, Rank::ALONE)?.spec;
     let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
     let mut learner = Learner::new(engine, spec, 0)?;
     learner.weights().initialize(0, 0.02)?;
@@ -216,7 +216,7 @@ mod tests {
         let config = run_file(Target::Cpu);
         let set = ["precision.recipe=fp8-block"];
         let parsed = Config::parse(Path::new("run.toml"), config.as_bytes(), &set).expect("a run file");
-        let spec = plan_alone(&parsed, Target::Cpu, Member::ALONE).expect("a plan").spec;
+        let spec = plan_alone(&parsed, Target::Cpu, Rank::ALONE).expect("a plan").spec;
         let program = xtrain_step::programs::training(&spec).expect("a program");
         let rates = super::super::Device::model("h100").expect("it is in the table").rates;
         let rates = Rates { launch: 0.0, ..rates };

@@ -15,13 +15,13 @@ mod rates;
 mod run_time;
 mod timeline;
 
-pub use device::{Device, Source};
+pub use device::{Device, RateSource};
 pub use devices::{DEVICES, DeviceModel};
 pub use low_mfu::low_mfu;
 pub use network::{Network, RANKS_PER_NODE};
 pub use rates::{AttentionRates, Factors, GemmRates, Rates, ScoreSeconds};
 pub use run_time::{RunTime, Speed};
-pub use timeline::{Exposed, Place, Span, Timeline, TimelinePart};
+pub use timeline::{Exposed, Span, Timeline, TimelinePart, WaitPlace};
 
 use xtrain_program::{Instance, KernelCost, Phase, Program};
 

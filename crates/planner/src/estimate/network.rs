@@ -6,8 +6,8 @@
 //! through its own NIC. Published figures agree (docs/parallel.md); none is measured here.
 
 use std::fmt;
-use xtrain_config::{ParallelConfig, ReduceOrder, Transport};
-use xtrain_program::{Collective, Group};
+use xtrain_config::{ParallelConfig, Transport};
+use xtrain_program::{Collective, Group, Reduce};
 
 /// The connections between the ranks of a run. A collective takes its latency, and the time in which the
 /// slowest connection that it uses moves the bytes that a rank sends. So bandwidths are the bus bandwidth of
@@ -110,7 +110,7 @@ impl Network {
     /// where data pass through host memory.
     pub fn of_run(self, parallel: &ParallelConfig) -> Network {
         let may_copy = matches!(parallel.transport, Transport::Auto | Transport::Copy);
-        let adds = parallel.reduce == ReduceOrder::Fast;
+        let adds = parallel.reduce == Reduce::Fast;
         match parallel.transport {
             Transport::Host => Network { ranks_per_node: self.ranks_per_node, ..Network::of_processes() },
             _ => Network { copies: self.copies.filter(|_| may_copy && !adds), ..self },
@@ -334,9 +334,9 @@ mod tests {
         let by = |transport, reduce| {
             copies.of_run(&ParallelConfig { transport, reduce, ..ParallelConfig::default() }).copies
         };
-        assert_eq!(by(Transport::Auto, ReduceOrder::AnyWorld), Some(200.0));
-        assert_eq!(by(Transport::Nccl, ReduceOrder::AnyWorld), None);
-        assert_eq!(by(Transport::Auto, ReduceOrder::Fast), None);
+        assert_eq!(by(Transport::Auto, Reduce::AnyWorld), Some(200.0));
+        assert_eq!(by(Transport::Nccl, Reduce::AnyWorld), None);
+        assert_eq!(by(Transport::Auto, Reduce::Fast), None);
         let parallel = ParallelConfig { transport: Transport::Host, ..ParallelConfig::default() };
         let host = Network::of_gpus(330e9, Some(356e9), 48e9).of_run(&parallel);
         assert_eq!(host, Network { ranks_per_node: RANKS_PER_NODE, ..Network::of_processes() });

@@ -44,7 +44,7 @@ fn waiting(begin: f64, end: f64) -> Option<Bar> {
 
 fn work(instance: &Instance) -> Work {
     if instance.lane == Lane::Communication {
-        return match Payload::of(instance) {
+        return match Payload::from_instance(instance) {
             Payload::Weights => Work::Weights,
             Payload::Gradients => Work::Gradients,
             Payload::Copies => Work::Copies,

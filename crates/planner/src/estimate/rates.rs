@@ -126,7 +126,7 @@ impl Rates {
     fn compute(&self, arithmetic: &Arithmetic) -> f64 {
         match *arithmetic {
             Arithmetic::None => 0.0,
-            Arithmetic::Gemm { mnk, operands, scaling } => self.gemm(mnk, self.gemm.of(operands, scaling)),
+            Arithmetic::Gemm { mnk, operands, scaling } => self.gemm(mnk, self.gemm.rate(operands, scaling)),
             Arithmetic::Attention { heads, seq_len, head_dim, operands, in_order, .. } => {
                 let AttentionRates { forward, backward, .. } = self.attention;
                 let is_backward = arithmetic.is_attention_backward();
@@ -164,7 +164,7 @@ impl Rates {
 
 impl GemmRates {
     /// The rate for these operands.
-    pub(super) fn of(&self, operands: DType, scaling: Option<[Scaling; 2]>) -> f64 {
+    pub(super) fn rate(&self, operands: DType, scaling: Option<[Scaling; 2]>) -> f64 {
         match (operands, scaling) {
             (DType::F32 | DType::F64, _) => self.f32,
             (_, None) => self.bf16,

@@ -1,6 +1,6 @@
 //! The time that a whole run takes.
 
-use super::{Device, Source, Timeline};
+use super::{Device, RateSource, Timeline};
 use crate::error::PlanError;
 use crate::planned::Planned;
 use std::fmt;
@@ -26,11 +26,11 @@ pub struct Speed {
 
 impl Speed {
     /// The speed of the run `planned`, whose step takes the time of `timeline`, on `device`.
-    pub fn of(planned: &Planned, timeline: &Timeline, device: &Device) -> Speed {
+    pub fn estimate(planned: &Planned, timeline: &Timeline, device: &Device) -> Speed {
         let spec = &planned.spec;
         let (step_seconds, tokens) = (timeline.seconds(), planned.resolved.config.step_tokens() as f64);
         let flops = spec.model.flops_per_token(spec.batch.seq_len) * tokens / step_seconds;
-        let ranks = spec.parallel.world_size as f64;
+        let ranks = spec.parallel.rank.world_size as f64;
         let mfu = device.peak_flops.map(|peak| flops / (peak * ranks));
         Speed { step_seconds, tokens_per_second: tokens / step_seconds, flops, mfu }
     }
@@ -43,7 +43,7 @@ pub struct RunTime {
     pub speed: Speed,
     /// Seconds of the remaining steps and evaluations, if the run's length is known.
     pub seconds: Option<f64>,
-    source: Source,
+    source: RateSource,
     /// True if the ranks are on several nodes.
     spans_nodes: bool,
 }
@@ -53,7 +53,7 @@ const LONG_SECONDS: f64 = 86_400.0;
 
 impl RunTime {
     /// The remaining time of the run `planned`, whose step is `program`, on `device` after `done` steps.
-    pub fn of(
+    pub fn estimate(
         planned: &Planned,
         program: &Program,
         device: &Device,
@@ -63,7 +63,7 @@ impl RunTime {
         RunTime::of_step(planned, &Timeline::new(program, device, micro_steps), device, done)
     }
 
-    /// As [`RunTime::of`], for a step that takes the time of `timeline`.
+    /// As [`RunTime::estimate`], for a step that takes the time of `timeline`.
     pub fn of_step(
         planned: &Planned,
         timeline: &Timeline,
@@ -71,7 +71,7 @@ impl RunTime {
         done: u64,
     ) -> Result<RunTime, PlanError> {
         let config = &planned.resolved.config;
-        let speed = Speed::of(planned, timeline, device);
+        let speed = Speed::estimate(planned, timeline, device);
         let seconds = match planned.resolved.steps {
             Some(steps) => {
                 let left = steps.saturating_sub(done);
@@ -85,7 +85,7 @@ impl RunTime {
             }
             None => None,
         };
-        let spans_nodes = device.network.spans_nodes(planned.spec.parallel.world_size);
+        let spans_nodes = device.network.spans_nodes(planned.spec.parallel.rank.world_size);
         Ok(RunTime { speed, seconds, source: device.source, spans_nodes })
     }
 
@@ -113,11 +113,11 @@ fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, PlanErr
     let (spec, config) = (&planned.spec, &planned.resolved.config);
     let mask = config.data.document_mask;
     let loss = Loss { z_loss: 0.0, sources: 0, balancing: None, ..spec.loss };
-    let layout = Layout::of(spec).map_err(LearnError::from)?;
+    let layout = Layout::from_spec(spec).map_err(LearnError::from)?;
     let program = programs::evaluation(&spec.model, &spec.numerics(), &layout, spec.batch, mask, loss);
     let program = program.map_err(LearnError::from)?;
     let sequences = config.eval.sequences(config.data.seq_len).div_ceil(spec.batch.sequences as u64);
-    let of_a_rank = sequences.div_ceil(spec.parallel.world_size as u64);
+    let of_a_rank = sequences.div_ceil(spec.parallel.rank.world_size as u64);
     Ok(of_a_rank as f64 * Timeline::new(&program, device, 1).seconds())
 }
 

@@ -55,7 +55,7 @@ pub struct Span {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exposed {
     /// The place that waits.
-    pub place: Place,
+    pub place: WaitPlace,
     /// The contents that are waited for.
     pub payload: Payload,
     /// The site that is waited for the longest.
@@ -66,7 +66,7 @@ pub struct Exposed {
 
 /// A place in a step at which the compute lane waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum WaitPlace {
     /// The forward.
     Forward,
     /// The backward.
@@ -77,14 +77,14 @@ pub enum Place {
     Update,
 }
 
-impl Place {
+impl WaitPlace {
     /// The place in words: `in the forward`.
     pub const fn name(self) -> &'static str {
         match self {
-            Place::Forward => "in the forward",
-            Place::Backward => "in the backward",
-            Place::AfterBackward => "after the backward",
-            Place::Update => "in the update",
+            WaitPlace::Forward => "in the forward",
+            WaitPlace::Backward => "in the backward",
+            WaitPlace::AfterBackward => "after the backward",
+            WaitPlace::Update => "in the update",
         }
     }
 }
@@ -154,7 +154,7 @@ impl Timeline {
 }
 
 /// By place and payload: the seconds of each site.
-type Sites = BTreeMap<(Place, Payload), BTreeMap<String, f64>>;
+type Sites = BTreeMap<(WaitPlace, Payload), BTreeMap<String, f64>>;
 
 impl TimelinePart {
     fn new(
@@ -211,12 +211,12 @@ impl TimelinePart {
                 }
                 let instance = &program.instances[span.instance];
                 let place = match (instance.origin.stage, waiting) {
-                    (Stage::Update, _) => Place::Update,
-                    (_, Some(Stage::Forward)) => Place::Forward,
-                    (_, Some(Stage::Backward)) => Place::Backward,
-                    (_, Some(Stage::Update) | None) => Place::AfterBackward,
+                    (Stage::Update, _) => WaitPlace::Update,
+                    (_, Some(Stage::Forward)) => WaitPlace::Forward,
+                    (_, Some(Stage::Backward)) => WaitPlace::Backward,
+                    (_, Some(Stage::Update) | None) => WaitPlace::AfterBackward,
                 };
-                let sites = exposed.entry((place, Payload::of(instance))).or_default();
+                let sites = exposed.entry((place, Payload::from_instance(instance))).or_default();
                 *sites.entry(instance.origin.site.to_string()).or_default() += self.times as f64 * seconds;
             }
             done += communication[done..].iter().take_while(|span| span.end <= begin).count();
@@ -354,7 +354,7 @@ mod tests {
     use crate::planned::plan_alone;
     use std::path::Path;
     use xtrain_config::Config;
-    use xtrain_step::member::Member;
+    use xtrain_rank::Rank;
     use xtrain_step::programs;
 
     const RUN: &str = "[model]\ndim = 512\nlayers = 6\nheads = 8\nvocab_size = 8000\n\
@@ -365,7 +365,7 @@ mod tests {
     fn program(ranks: usize, shard: &str) -> Program {
         let set = format!("parallel.shard={shard}");
         let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[set]).expect("a run file");
-        let planned = plan_alone(&parsed, Target::Cuda, Member::first_of(ranks)).expect("a plan");
+        let planned = plan_alone(&parsed, Target::Cuda, Rank::first_of(ranks)).expect("a plan");
         programs::training(&planned.spec).expect("a program")
     }
 
@@ -455,7 +455,7 @@ mod tests {
         let mut device = h100();
         // So slow that everything waits.
         device.network.copies = Some(1e8);
-        let waits = |mode, micro_steps| -> Vec<(Place, Payload)> {
+        let waits = |mode, micro_steps| -> Vec<(WaitPlace, Payload)> {
             let timeline = Timeline::new(&program(8, mode), &device, micro_steps);
             let mut waits: Vec<_> = timeline.exposed.iter().map(|of| (of.place, of.payload)).collect();
             waits.sort();
@@ -463,12 +463,13 @@ mod tests {
         };
         for micro_steps in [1, 4] {
             let none = waits("none", micro_steps);
-            let gradients = [Place::Backward, Place::AfterBackward].map(|place| (place, Payload::Gradients));
-            assert_eq!(none, [&gradients[..], &[(Place::Update, Payload::Numbers)]].concat());
+            let gradients =
+                [WaitPlace::Backward, WaitPlace::AfterBackward].map(|place| (place, Payload::Gradients));
+            assert_eq!(none, [&gradients[..], &[(WaitPlace::Update, Payload::Numbers)]].concat());
             let optimizer = waits("optimizer", micro_steps);
-            assert!(optimizer.contains(&(Place::Update, Payload::Copies)), "{optimizer:?}");
+            assert!(optimizer.contains(&(WaitPlace::Update, Payload::Copies)), "{optimizer:?}");
             let weights = waits("weights", micro_steps);
-            for place in [Place::Forward, Place::Backward] {
+            for place in [WaitPlace::Forward, WaitPlace::Backward] {
                 assert!(weights.contains(&(place, Payload::Weights)), "{weights:?}");
             }
         }

@@ -9,7 +9,7 @@ mod text;
 use crate::error::PlanError;
 pub use crate::memory::{needed_bytes, save_bytes};
 use crate::planned::Planned;
-use crate::tunable::{Step, TUNABLE};
+use crate::tunable::{TUNABLE, TunedStep};
 use search::Search;
 pub use text::on_gpus;
 use xtrain_report::metrics::format;
@@ -95,7 +95,7 @@ impl Fit {
         batch_size: usize,
         room: Room,
     ) -> Result<Fit, PlanError> {
-        let step = Step { spec, batch_size };
+        let step = TunedStep { spec, batch_size };
         let mut search = Search { step, target, threads, room, needed_bytes: 0 };
         search.needed_bytes = search.bytes(spec)?;
         let needed_bytes = search.needed_bytes;
@@ -121,7 +121,12 @@ impl Fit {
 
     /// As [`Fit::new`], for the step of `planned`. If it would fit without the memory that other programs
     /// hold, each alternative includes the chosen settings, so that `--set` does not choose them again.
-    pub fn of(planned: &Planned, target: Target, threads: usize, room: Room) -> Result<Fit, PlanError> {
+    pub fn from_planned(
+        planned: &Planned,
+        target: Target,
+        threads: usize,
+        room: Room,
+    ) -> Result<Fit, PlanError> {
         let mut fit =
             Fit::new(&planned.spec, target, threads, planned.resolved.config.train.batch_size, room)?;
         let chosen = planned.pinned();
@@ -155,7 +160,7 @@ pub fn check(planned: &Planned, processor: &Processor, processes: usize) -> Resu
     match processor.room_of_each(processes) {
         Some(room) => {
             let threads = rayon::current_num_threads();
-            Fit::of(planned, processor.target(), threads, room)?.check(&processor.owner(processes))
+            Fit::from_planned(planned, processor.target(), threads, room)?.check(&processor.owner(processes))
         }
         None => Ok(()),
     }

@@ -4,8 +4,9 @@ use super::{Alternative, Instead, MoreGpus, Verdict};
 use crate::error::PlanError;
 use crate::estimate::RANKS_PER_NODE;
 use crate::memory::{first_that_fits, needed_bytes};
-use crate::tunable::{LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE_BLOCKS, Settings, Step};
+use crate::tunable::{LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE_BLOCKS, Settings, TunedStep};
 use xtrain_program::{Parallel, Recompute, Region, Shard};
+use xtrain_rank::Rank;
 use xtrain_step::engine::{Room, Target};
 use xtrain_step::error::LearnError;
 use xtrain_step::programs;
@@ -21,7 +22,7 @@ const MOST_GPUS: usize = 1024;
 const MOST_COMBINED: usize = 2;
 
 pub(super) struct Search<'a> {
-    pub(super) step: Step<'a>,
+    pub(super) step: TunedStep<'a>,
     pub(super) target: Target,
     pub(super) threads: usize,
     pub(super) room: Room,
@@ -44,7 +45,7 @@ impl Search<'_> {
             let without = TrainingSpec { reference: false, ..spec.clone() };
             return Ok(Some((without, "precision.reference_every=0".to_owned())));
         }
-        if spec.parallel.world_size > 1 && spec.parallel.shard != Shard::Weights {
+        if spec.parallel.rank.world_size > 1 && spec.parallel.shard != Shard::Weights {
             let with = |shard| in_parallel(Parallel { shard, ..spec.parallel });
             // `optimizer` sends no more bytes than `none`, and `weights` gathers in every micro-step.
             let optimizer = with(Shard::Optimizer);
@@ -55,7 +56,7 @@ impl Search<'_> {
             }));
         }
         // The most replicas that let it fit, or else the fewest possible.
-        let Parallel { world_size, replicas, .. } = spec.parallel;
+        let Parallel { rank: Rank { world_size, .. }, replicas, .. } = spec.parallel;
         let mut found = None;
         for replicas in (1..replicas).rev().filter(|n| world_size.is_multiple_of(*n)) {
             let with = in_parallel(Parallel { replicas, ..spec.parallel });
@@ -100,7 +101,7 @@ impl Search<'_> {
             let state_bytes = self.target.plan(&program).region_bytes[Region::State as usize] as u64;
             let is_held = bytes <= self.room.alone_bytes;
             let instead = self.instead(&spec, bytes)?;
-            let ranks = spec.parallel.world_size;
+            let ranks = spec.parallel.rank.world_size;
             return Ok(Verdict::Nothing { least, state_bytes, ranks, is_held, instead });
         }
         let alternatives = self.cheapest(own, &norms, &blocks)?;
@@ -164,12 +165,16 @@ impl Search<'_> {
         let shares = |count: &usize| self.step.batch_size.is_multiple_of(count * least.batch.sequences);
         let more = |count: &usize| {
             let is_round = count.is_power_of_two() || count.is_multiple_of(RANKS_PER_NODE) && shares(count);
-            is_round && *count > least.parallel.world_size
+            is_round && *count > least.parallel.rank.world_size
         };
         let of_ranks = |count: usize| -> Result<MoreGpus, PlanError> {
             let grown = self.step.batch_size.next_multiple_of(count * least.batch.sequences);
-            let parallel =
-                Parallel { world_size: count, replicas: 1, shard: Shard::Weights, ..least.parallel };
+            let parallel = Parallel {
+                rank: Rank { world_size: count, ..least.parallel.rank },
+                replicas: 1,
+                shard: Shard::Weights,
+                ..least.parallel
+            };
             let spec = TrainingSpec { parallel, ..least.clone() };
             let bytes = self.bytes(&spec.with_micro_batches(least.batch.sequences, grown))?;
             Ok(MoreGpus { count, bytes, batch_size: (!shares(&count)).then_some(grown) })
@@ -183,7 +188,7 @@ impl Search<'_> {
             let found = of_ranks(counts[n])?;
             Ok::<_, PlanError>((found.bytes, found))
         })?;
-        Ok((found, counts.last().copied().unwrap_or(least.parallel.world_size)))
+        Ok((found, counts.last().copied().unwrap_or(least.parallel.rank.world_size)))
     }
 
     /// Alternatives of one setting, or of `norms` and a smaller micro-batch if that is larger than the one

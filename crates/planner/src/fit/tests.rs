@@ -2,7 +2,7 @@ use super::*;
 use std::path::Path;
 use xtrain_config::Config;
 use xtrain_program::{Parallel, Shard};
-use xtrain_step::member::Member;
+use xtrain_rank::Rank;
 use xtrain_step::programs;
 
 /// A model whose memory is mostly activations, and these mostly logits.
@@ -14,19 +14,19 @@ const THREADS: usize = 3;
 
 fn planned(text: &str, set: &[&str], target: Target) -> (TrainingSpec, usize) {
     let run = Config::parse(Path::new("run.toml"), text.as_bytes(), set).expect("a run file");
-    let planned = crate::planned::plan_alone(&run, target, Member::ALONE).expect("a plan");
+    let planned = crate::planned::plan_alone(&run, target, Rank::ALONE).expect("a plan");
     (planned.spec, planned.resolved.config.train.batch_size)
 }
 
 /// Bytes that a step of `RUN` needs with these settings.
 fn needed(set: &[&str], target: Target) -> u64 {
     let (spec, batch_size) = planned(RUN, set, target);
-    Fit::new(&spec, target, THREADS, batch_size, Room::of(u64::MAX)).expect("a plan").needed_bytes
+    Fit::new(&spec, target, THREADS, batch_size, Room::new(u64::MAX)).expect("a plan").needed_bytes
 }
 
 fn fit(target: Target, available: u64) -> Fit {
     let (spec, batch_size) = planned(RUN, &[], target);
-    Fit::new(&spec, target, THREADS, batch_size, Room::of(available)).expect("a plan")
+    Fit::new(&spec, target, THREADS, batch_size, Room::new(available)).expect("a plan")
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn reference_segments_are_the_first_to_be_left_out() {
     for target in [Target::Cpu, Target::Cuda] {
         let (with, without) = (needed(&fp8, target), needed(&fp8[..1], target));
         let (spec, batch_size) = planned(RUN, &fp8, target);
-        let of = |room| Fit::new(&spec, target, THREADS, batch_size, Room::of(room)).expect("a plan");
+        let of = |room| Fit::new(&spec, target, THREADS, batch_size, Room::new(room)).expect("a plan");
         // At least the bf16 weights of the blocks; on a CPU the copied state is in the same memory.
         let program = programs::training(&spec).expect("a program");
         let aside = if target == Target::Cpu { programs::saved_bytes(&program) as u64 } else { 0 };
@@ -70,7 +70,7 @@ fn reference_segments_are_the_first_to_be_left_out() {
         }
         // First the problem, then settings that fit without segments.
         let (plain, _) = planned(RUN, &fp8[..1], target);
-        let fit = Fit::new(&plain, target, THREADS, batch_size, Room::of(without - 1)).expect("a plan");
+        let fit = Fit::new(&plain, target, THREADS, batch_size, Room::new(without - 1)).expect("a plan");
         let Verdict::WouldFit(alternatives) = fit.verdict else { panic!("something fits") };
         let mut told = left_out(without - 1);
         told.iter_mut().for_each(|alternative| {
@@ -128,7 +128,7 @@ fn a_run_that_recomputes_is_offered_more_of_the_same() {
     let target = Target::Cuda;
     let offered = |set: &[&str], available| {
         let (spec, batch_size) = planned(RUN, set, target);
-        match Fit::new(&spec, target, THREADS, batch_size, Room::of(available)).expect("a plan").verdict {
+        match Fit::new(&spec, target, THREADS, batch_size, Room::new(available)).expect("a plan").verdict {
             Verdict::WouldFit(alternatives) => alternatives[0].settings.clone(),
             other => panic!("{other}"),
         }
@@ -161,8 +161,8 @@ fn memory_that_others_hold_is_told() {
 fn fit_of_two(sequences: usize, shard: Shard, available: u64) -> Fit {
     let set = format!("train.micro_batch_size={sequences}");
     let (mut spec, batch_size) = planned(RUN, &[&set], Target::Cuda);
-    (spec.parallel.world_size, spec.parallel.shard) = (2, shard);
-    Fit::new(&spec, Target::Cuda, THREADS, batch_size, Room::of(available)).expect("a plan")
+    (spec.parallel.rank.world_size, spec.parallel.shard) = (2, shard);
+    Fit::new(&spec, Target::Cuda, THREADS, batch_size, Room::new(available)).expect("a plan")
 }
 
 #[test]
@@ -182,8 +182,9 @@ fn ranks_divide_the_optimizers_state_before_anything_gets_slower() {
 fn fewer_replicas_divide_the_state_among_more_ranks() {
     let fit_of_four = |replicas, available| {
         let (mut spec, batch_size) = planned(RUN, &["train.micro_batch_size=3"], Target::Cuda);
-        spec.parallel = Parallel { world_size: 4, replicas, shard: Shard::Weights, ..Parallel::ALONE };
-        Fit::new(&spec, Target::Cuda, THREADS, batch_size, Room::of(available)).expect("a plan")
+        spec.parallel =
+            Parallel { rank: Rank::first_of(4), replicas, shard: Shard::Weights, ..Parallel::ALONE };
+        Fit::new(&spec, Target::Cuda, THREADS, batch_size, Room::new(available)).expect("a plan")
     };
     let [one, two] = [1, 2].map(|replicas| fit_of_four(replicas, u64::MAX).needed_bytes);
     assert!(one < two);
@@ -244,8 +245,8 @@ fn a_mixture_that_is_too_large_is_told_how_many_of_its_layers_would_fit() {
         let (spec, batch_size) = planned(RUN, &mixture, target);
         for left in 1..4 {
             let fewer = TrainingSpec { model: spec.model.truncated(left), ..spec.clone() };
-            let fewer = Fit::new(&fewer, target, THREADS, batch_size, Room::of(u64::MAX)).expect("a plan");
-            let room = Room::of(fewer.needed_bytes);
+            let fewer = Fit::new(&fewer, target, THREADS, batch_size, Room::new(u64::MAX)).expect("a plan");
+            let room = Room::new(fewer.needed_bytes);
             let fit = Fit::new(&spec, target, THREADS, batch_size, room).expect("a plan");
             let message = fit.check("it").expect_err("too little").to_string();
             assert!(message.contains(&format!(": {left} of its 4 layers would fit")), "{left}: {message}");
@@ -261,8 +262,8 @@ fn a_batch_that_many_gpus_cannot_share_grows() {
     for (ranks, replicas, reduce) in [(1, 1, "same-world"), (2, 2, "any-world"), (2, 1, "fast")] {
         let reduce = format!("parallel.reduce={reduce}");
         let (mut spec, batch_size) = planned(&run, &[sets[0], sets[1], &reduce], Target::Cuda);
-        spec.parallel = Parallel { world_size: ranks, replicas, ..spec.parallel };
-        let room = Room::of(24 << 30);
+        spec.parallel = Parallel { rank: Rank::first_of(ranks), replicas, ..spec.parallel };
+        let room = Room::new(24 << 30);
         let fit = Fit::new(&spec, Target::Cuda, THREADS, batch_size, room).expect("a plan");
         let Verdict::Nothing { least, instead, .. } = fit.verdict else { panic!("{}", fit.verdict) };
         assert!(least.bytes > 24 << 30);
@@ -285,7 +286,7 @@ fn llama_3_8b_does_not_fit_into_a_small_card() {
     let run = std::fs::read_to_string(file).expect("the example");
     let (spec, batch_size) = planned(&run, &["model.vocab_size=128256"], Target::Cuda);
     let message =
-        Fit::new(&spec, Target::Cuda, THREADS, batch_size, Room::of(24 << 30)).expect("a plan").check("it");
+        Fit::new(&spec, Target::Cuda, THREADS, batch_size, Room::new(24 << 30)).expect("a plan").check("it");
     let message = message.expect_err("too little").to_string();
     // Masters and gradients in fp32, two moments, and the bf16 copies for GEMMs.
     assert!(message.contains("104.71 GiB of it for weights, gradients and moments"), "{message}");

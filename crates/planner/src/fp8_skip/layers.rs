@@ -300,8 +300,8 @@ mod tests {
     use std::path::Path;
     use xtrain_config::Config;
     use xtrain_model::Recipe;
+    use xtrain_rank::Rank;
     use xtrain_step::engine::Target;
-    use xtrain_step::member::Member;
 
     const RUN: &str = "[model]\ndim = 32\nlayers = 3\nheads = 2\nkv_heads = 1\nffn_dim = 40\nvocab_size = 300\n\
                        [data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\nseq_len = 32\n[precision]\nskip = ['*.o_proj']\n\
@@ -310,7 +310,7 @@ mod tests {
     fn blocks(recipe: Recipe) -> Blocks {
         let set = [format!("precision.recipe={}", recipe.name())];
         let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &set).expect("a run file");
-        Blocks::new(&plan_alone(&parsed, Target::Cpu, Member::ALONE).expect("planned").spec, 1)
+        Blocks::new(&plan_alone(&parsed, Target::Cpu, Rank::ALONE).expect("planned").spec, 1)
     }
 
     #[test]
@@ -346,7 +346,7 @@ mod tests {
             let own = [format!("model.layers={layers}"), format!("experts.dense_blocks={dense}")];
             let all: Vec<&str> = sets.into_iter().chain(own.iter().map(String::as_str)).collect();
             let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &all).expect("a run file");
-            Blocks::new(&plan_alone(&parsed, Target::Cpu, Member::ALONE).expect("planned").spec, 1)
+            Blocks::new(&plan_alone(&parsed, Target::Cpu, Rank::ALONE).expect("planned").spec, 1)
         };
         let has_experts = |blocks: &Blocks| -> Vec<bool> {
             let layers = blocks.spec.model.layers.iter();
@@ -376,7 +376,7 @@ mod tests {
         let of = |set: &str| {
             let sets = ["precision.recipe=fp8-row".to_owned(), set.to_owned()];
             let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &sets).expect("a run file");
-            Blocks::new(&plan_alone(&parsed, Target::Cpu, Member::ALONE).expect("planned").spec, 1).name()
+            Blocks::new(&plan_alone(&parsed, Target::Cpu, Rank::ALONE).expect("planned").spec, 1).name()
         };
         let own = blocks(Recipe::Fp8Row).name();
         for set in

@@ -160,9 +160,9 @@ mod tests {
     use crate::planned::plan_alone;
     use std::path::Path;
     use xtrain_config::Config;
+    use xtrain_rank::Rank;
     use xtrain_step::engine::Target;
     use xtrain_step::linear_gemms::{fp8_share, linear_gemms};
-    use xtrain_step::member::Member;
 
     /// Speeds of the layers of a block, in their order.
     fn table(speeds: [f64; 4]) -> Vec<LayerSpeed> {
@@ -183,7 +183,7 @@ mod tests {
         let text = "[model]\ndim = 32\nlayers = 2\nheads = 2\nffn_dim = 64\n[data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\nseq_len = 32\n\
                     [train]\nsteps = 1\n";
         let parsed = Config::parse(Path::new("run.toml"), text.as_bytes(), sets).expect("a run file");
-        plan_alone(&parsed, Target::Cpu, Member::ALONE).expect("a plan")
+        plan_alone(&parsed, Target::Cpu, Rank::ALONE).expect("a plan")
     }
 
     #[test]
@@ -212,7 +212,7 @@ mod tests {
         );
         let again =
             Config::parse::<&str>(Path::new("config.toml"), text.as_bytes(), &[]).expect("a run file");
-        assert_eq!(plan_alone(&again, Target::Cpu, Member::ALONE).expect("a plan").spec, run.spec);
+        assert_eq!(plan_alone(&again, Target::Cpu, Rank::ALONE).expect("a plan").spec, run.spec);
     }
 
     #[test]

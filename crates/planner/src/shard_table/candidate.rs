@@ -28,7 +28,7 @@ pub struct Candidate {
 
 impl Candidate {
     /// The step of `open`, in which open settings are chosen as the run would.
-    pub fn of(open: Planned, device: &Device) -> Result<Candidate, PlanError> {
+    pub fn choose(open: Planned, device: &Device) -> Result<Candidate, PlanError> {
         let (planned, choice) = choose::decide(open, device)?;
         Candidate::with(planned, choice, device)
     }

@@ -12,8 +12,9 @@ use crate::error::PlanError;
 use crate::estimate::{Device, Speed};
 use crate::planned::planned_for;
 use std::thread;
-use xtrain_config::{Resolved, Shard};
-use xtrain_step::member::Member;
+use xtrain_config::Resolved;
+use xtrain_program::Shard;
+use xtrain_rank::Rank;
 
 /// A step with one value of `parallel.shard` and one of `parallel.replicas`.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,7 +51,7 @@ pub const SHARDS: [(Shard, &str); 4] = [
 
 impl Mode {
     /// The figures of a candidate.
-    pub fn of(candidate: &Candidate, device: &Device) -> Mode {
+    pub fn from_candidate(candidate: &Candidate, device: &Device) -> Mode {
         let Candidate { planned, choice, program, needed_bytes, timeline } = candidate;
         let config = &planned.resolved.config;
         let traffic = program.traffic(candidate.micro_steps());
@@ -64,7 +65,7 @@ impl Mode {
             once_bytes: sent(false),
             seconds: timeline.seconds(),
             exposed_seconds: timeline.exposed_seconds(),
-            mfu: Speed::of(planned, timeline, device).mfu,
+            mfu: Speed::estimate(planned, timeline, device).mfu,
             chosen: choice.as_ref().map(Choice::settings),
         }
     }
@@ -78,15 +79,15 @@ impl Mode {
 /// All modes of the run `resolved` on `device`, in which open settings are chosen as the run would: those of
 /// `parallel.shard` with the replicas of the run; on several nodes also `"gradients"` and `"weights"` with a
 /// replica for each node.
-pub fn modes(resolved: &Resolved, member: Member, device: &Device) -> Result<Vec<Candidate>, PlanError> {
+pub fn modes(resolved: &Resolved, rank: Rank, device: &Device) -> Result<Vec<Candidate>, PlanError> {
     let own = SHARDS.map(|(shard, _)| (shard, resolved.config.parallel.replicas));
-    let nodes = device.network.nodes(member.world_size).filter(|nodes| *nodes != own[0].1);
+    let nodes = device.network.nodes(rank.world_size).filter(|nodes| *nodes != own[0].1);
     let of_nodes = nodes.into_iter().flat_map(|n| [(Shard::Gradients, n), (Shard::Weights, n)]);
     let kinds: Vec<_> = own.into_iter().chain(of_nodes).collect();
     // Choosing settings of a large model takes a while.
     thread::scope(|scope| {
         let of = |&(shard, replicas): &(Shard, usize)| {
-            scope.spawn(move || candidate(resolved, member, device, shard, replicas))
+            scope.spawn(move || candidate(resolved, rank, device, shard, replicas))
         };
         let modes: Vec<_> = kinds.iter().map(of).collect();
         modes
@@ -98,14 +99,14 @@ pub fn modes(resolved: &Resolved, member: Member, device: &Device) -> Result<Vec
 
 fn candidate(
     resolved: &Resolved,
-    member: Member,
+    rank: Rank,
     device: &Device,
     shard: Shard,
     replicas: usize,
 ) -> Result<Candidate, PlanError> {
     let mut resolved = resolved.clone();
     (resolved.config.parallel.shard, resolved.config.parallel.replicas) = (shard, replicas);
-    Candidate::of(planned_for(resolved, member)?, device)
+    Candidate::choose(planned_for(resolved, rank)?, device)
 }
 
 /// The fastest of `modes` that needs at most `available` bytes; of equally fast ones the first.
@@ -138,12 +139,12 @@ mod tests {
     fn of(batch_size: usize, nic: f64) -> Vec<Mode> {
         let set = format!("train.batch_size={batch_size}");
         let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[set]).expect("a run file");
-        let member = Member::first_of(16);
-        let planned = plan_alone(&parsed, Target::Cuda, member).expect("a plan");
+        let rank = Rank::first_of(16);
+        let planned = plan_alone(&parsed, Target::Cuda, rank).expect("a plan");
         let mut device = Device::model("h100").expect("it is in the table");
         device.network.nic = nic;
-        let found = modes(&planned.resolved, member, &device).expect("plans");
-        found.iter().map(|candidate| Mode::of(candidate, &device)).collect()
+        let found = modes(&planned.resolved, rank, &device).expect("plans");
+        found.iter().map(|candidate| Mode::from_candidate(candidate, &device)).collect()
     }
 
     /// The name of the fastest of `modes` that needs at most `available` bytes.

@@ -9,8 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use xtrain_config::Config;
 use xtrain_program::{Collective, Group, Lane, Program, Region, Stage};
+use xtrain_rank::Rank;
 use xtrain_step::engine::Target;
-use xtrain_step::member::Member;
 use xtrain_step::programs;
 
 fn repository() -> PathBuf {
@@ -20,7 +20,7 @@ fn repository() -> PathBuf {
 /// The plan and the step of an example, for rank 0 of so many.
 fn planned(file: &str, ranks: usize, sets: &[&str]) -> (Planned, Program) {
     let parsed = Config::load(&repository().join("examples").join(file), sets).expect("an example");
-    let planned = plan_alone(&parsed, Target::Cuda, Member::first_of(ranks)).expect("a plan");
+    let planned = plan_alone(&parsed, Target::Cuda, Rank::first_of(ranks)).expect("a plan");
     let program = programs::training(&planned.spec).expect("a program");
     (planned, program)
 }
@@ -136,7 +136,7 @@ fn published() -> String {
             let device =
                 device.clone().connected(|network| network.of_run(&planned.resolved.config.parallel));
             let timeline = Timeline::new(&program, &device, 1);
-            let Speed { tokens_per_second, mfu, .. } = Speed::of(&planned, &timeline, &device);
+            let Speed { tokens_per_second, mfu, .. } = Speed::estimate(&planned, &timeline, &device);
             format!("{}, {:.1}%", grouped(tokens_per_second / ranks as f64), 100.0 * mfu.expect("a peak"))
         };
         let mfu = tokens * flops(file) / device.peak_flops.expect("a peak");

@@ -4,8 +4,8 @@ use crate::estimate::Device;
 use crate::planned::{Planned, plan_alone};
 use std::path::Path;
 use xtrain_config::TrainConfig;
+use xtrain_rank::Rank;
 use xtrain_step::engine::Target;
-use xtrain_step::member::Member;
 
 /// A run file that leaves everything open that a run can choose.
 const OPEN: &str = "[model]\ndim = 32\nlayers = 4\nheads = 2\nffn_dim = 96\nvocab_size = 4096\n\
@@ -39,7 +39,7 @@ fn recorded(lines: &str) -> Config {
 /// A run file with these settings, resumed by so many ranks in a run with these recorded lines, while the
 /// command line asks for a new choice of the keys in `asked`.
 fn resumed(sets: &[&str], lines: &str, ranks: usize, asked: &[&str]) -> Planned {
-    let planned = plan_alone(&config(OPEN, sets), Target::Cuda, Member::first_of(ranks)).expect("a plan");
+    let planned = plan_alone(&config(OPEN, sets), Target::Cuda, Rank::first_of(ranks)).expect("a plan");
     // Another device, with memory for everything.
     let device = Device::model("h200").expect("it is in the table");
     let (planned, _) =
@@ -84,7 +84,7 @@ fn what_is_asked_for_or_does_not_suit_is_chosen_again() {
 #[test]
 fn values_need_ever_less_and_are_set_as_they_are_read() {
     let planned = resumed(&[], RECORDED[1], 1, &[]);
-    let step = Step { spec: &planned.spec, batch_size: 12 };
+    let step = TunedStep { spec: &planned.spec, batch_size: 12 };
     let own = step.settings();
     let of = |row: &Tunable| -> Vec<Value> {
         (row.values)(&step, own).iter().map(|settings| (row.value)(settings)).collect()
@@ -99,7 +99,9 @@ fn values_need_ever_less_and_are_set_as_they_are_read() {
             row.field.set(&mut config, (row.value)(&settings)).expect("a value of the key");
             assert_eq!((row.field.get)(&config), (row.value)(&settings));
             let changes = own.changes(&settings);
-            assert!(changes.len() <= 2 && Step { spec: &step.with(settings), ..step }.settings() == settings);
+            assert!(
+                changes.len() <= 2 && TunedStep { spec: &step.with(settings), ..step }.settings() == settings
+            );
         }
         assert!(row.field.set(&mut planned.resolved.config.clone(), json!([])).is_err());
     }

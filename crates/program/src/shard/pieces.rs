@@ -1,7 +1,7 @@
 //! The state of which a rank has its rows alone.
 
 use super::ShardOps;
-use super::quantized::{self, RankRows, Source};
+use super::quantized::{self, CopySource, RankRows};
 use crate::{Gather, Gathered, Program, RowShard, StateKind, Storage, Transposed, ValueId};
 use std::collections::HashMap;
 use xtrain_tensor::DType;
@@ -40,7 +40,7 @@ pub(super) fn cut_state(
         (parameter.gathered, parameter.shard) = (gathered, Some(cut));
         match gather {
             Gather::Auto => instead_of.extend(gather_numbers(program, p, cut, ops)),
-            Gather::F32 => {}
+            Gather::Fp32 => {}
             Gather::Bf16 if parameter.quantized.is_empty() => {}
             Gather::Bf16 => {
                 let ty = cut.piece(whole).with_dtype(DType::BF16);
@@ -73,16 +73,16 @@ fn gather_numbers(
         let mut gathered: HashMap<ValueId, ValueId> = HashMap::new();
         for (value, source) in sources {
             match source {
-                Source::Held(held) if held == value => {}
-                Source::Held(held) => {
+                CopySource::Held(held) if held == value => {}
+                CopySource::Held(held) => {
                     instead_of.insert(value, held);
                     program.values[value.0 as usize].storage = Storage::Transient;
                 }
-                Source::Gathered(RankRows { piece, cut, .. }) => {
+                CopySource::Gathered(RankRows { piece, cut, .. }) => {
                     program.parameters[p].gathered.push(Gathered { piece, whole: value, cut });
                     gathered.insert(piece, value);
                 }
-                Source::Transposed(RankRows { piece, cut, whole }, op) => {
+                CopySource::Transposed(RankRows { piece, cut, whole }, op) => {
                     let from = *gathered.entry(piece).or_insert_with(|| {
                         let whole = program.add_value(whole, Storage::Transient);
                         program.parameters[p].gathered.push(Gathered { piece, whole, cut });

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use xtrain_tensor::{Scaling, Shape, TILE, TensorType};
 
 /// The origin of a value that instances read as a part of an FP8 copy.
-pub(super) enum Source {
+pub(super) enum CopySource {
     /// Scales that every rank computes.
     Held(ValueId),
     /// The rows of all ranks.
@@ -35,7 +35,7 @@ pub(super) struct RankRows {
 pub(super) struct Cut {
     pub(super) rows: Vec<QuantizedRows>,
     /// The values of the copies with their sources.
-    pub(super) sources: Vec<(ValueId, Source)>,
+    pub(super) sources: Vec<(ValueId, CopySource)>,
 }
 
 /// True if ranks can gather the 8-bit numbers of these copies. Scales of tiles are not cut by rows.
@@ -95,16 +95,16 @@ pub(super) fn cut(
         out.sources.push((
             numbers,
             match transposed {
-                true => Source::Transposed(of_numbers, ops.transpose_bytes()),
-                false => Source::Gathered(of_numbers),
+                true => CopySource::Transposed(of_numbers, ops.transpose_bytes()),
+                false => CopySource::Gathered(of_numbers),
             },
         ));
         out.sources.push((
             scales,
             match (is_held, transposed) {
-                (true, _) => Source::Held(of_scales.piece),
-                (false, true) => Source::Transposed(of_scales, ops.transpose_block_scales(cols)),
-                (false, false) => Source::Gathered(of_scales),
+                (true, _) => CopySource::Held(of_scales.piece),
+                (false, true) => CopySource::Transposed(of_scales, ops.transpose_block_scales(cols)),
+                (false, false) => CopySource::Gathered(of_scales),
             },
         ));
     }

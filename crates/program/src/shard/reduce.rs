@@ -40,22 +40,22 @@ pub(super) fn reduce(
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {
     let levels = match parallel.reduce {
-        Reduce::SameWorld | Reduce::Fast if parallel.world_size == 1 => return Ok(program),
+        Reduce::SameWorld | Reduce::Fast if parallel.rank.world_size == 1 => return Ok(program),
         Reduce::SameWorld | Reduce::Fast => None,
         // The partial sums that exist before the last micro-step.
-        Reduce::AnyWorld { micro_steps } => Some(micro_steps.next_power_of_two().ilog2() as usize),
+        Reduce::AnyWorld => Some(parallel.tree_micro_steps.next_power_of_two().ilog2() as usize),
     };
     if levels.is_some() || parallel.cuts_gradients() {
         overwrite_gradients(&mut program);
     }
-    let first_deferred = if parallel.world_size > 1 { defer_wgrad(&mut program) } else { None };
+    let first_deferred = if parallel.rank.world_size > 1 { defer_wgrad(&mut program) } else { None };
     let reductions = reductions(&program);
     if parallel.cuts_gradients() {
         put_in_slots(&mut program, parallel.prefetch_blocks);
     }
     let instances = std::mem::take(&mut program.instances);
     let delay = if parallel.cuts_gradients() { parallel.prefetch_blocks } else { 1 };
-    let mut pass = Pass {
+    let mut pass = ReducePass {
         out: program,
         parallel,
         levels,
@@ -173,7 +173,7 @@ fn put_in_slots(program: &mut Program, prefetch_blocks: usize) {
     }
 }
 
-struct Pass<'a> {
+struct ReducePass<'a> {
     out: Program,
     parallel: &'a Parallel,
     /// Levels of the tree over micro-steps, if gradients are added in one.
@@ -198,7 +198,7 @@ struct Delayed {
     segments: VecDeque<Vec<Instance>>,
 }
 
-impl Pass<'_> {
+impl ReducePass<'_> {
     /// Begins the reductions of these parameters, whose last writers are in `block`, and goes on with earlier
     /// ones.
     fn reduce_together(
@@ -246,7 +246,7 @@ impl Pass<'_> {
         let cuts_state = parallel.cuts_state();
         let in_each_micro_step = self.levels.is_some() || parallel.cuts_gradients();
         let levels = self.levels.unwrap_or(0);
-        if parallel.world_size == 1 && levels == 0 {
+        if parallel.rank.world_size == 1 && levels == 0 {
             return Ok(());
         }
         if in_each_micro_step {
@@ -331,7 +331,7 @@ impl Pass<'_> {
         let x = self.cast_to_send(x, when, origin)?;
         let collective = match self.parallel.reduce {
             Reduce::Fast => self.ops.reduce_scatter(cut, true),
-            Reduce::SameWorld | Reduce::AnyWorld { .. } => self.ops.all_to_all(cut),
+            Reduce::SameWorld | Reduce::AnyWorld => self.ops.all_to_all(cut),
         };
         let summands = self.emit(collective, &[x], None, when, origin)?;
         let sum = self.emit(self.ops.sum_ranks(), &[summands], Some(total), when, origin)?;

@@ -13,7 +13,7 @@
 //! happens directly before the copy is read.
 
 use super::ShardOps;
-use super::quantized::{self, RankRows, Source};
+use super::quantized::{self, CopySource, RankRows};
 use super::slots::Slots;
 use crate::program::instantiate;
 use crate::{
@@ -130,7 +130,7 @@ struct Copies {
     apart: Slots,
     /// Slots of what is computed from gathered tensors, directly before it is read.
     computed: Slots,
-    steps: Vec<Step>,
+    steps: Vec<CopyStep>,
     /// Gathered tensors, by this rank's rows of them.
     pieces: HashMap<ValueId, Whole>,
     /// By the value that instances read before this pass.
@@ -140,7 +140,7 @@ struct Copies {
 }
 
 /// The making of whole copies.
-struct Step {
+struct CopyStep {
     op: Arc<dyn Op>,
     inputs: Vec<ValueId>,
     outputs: Vec<ValueId>,
@@ -232,7 +232,7 @@ impl Copies {
             let (op, inputs, outputs) = (ops.all_gather(cut), vec![piece], vec![slot]);
             let (block, site) = (owner.block(), parameter.clone());
             let origin = Origin { block, site, role: Role::Gather, stage: Stage::Forward };
-            self.steps.push(Step { op, inputs, outputs, origin, gather: None });
+            self.steps.push(CopyStep { op, inputs, outputs, origin, gather: None });
             Whole { slot, step: self.steps.len() - 1 }
         })
     }
@@ -259,7 +259,7 @@ impl Copies {
         outputs.extend(amax);
         let inputs = [slot].into_iter().chain(scale).collect();
         let origin = Origin { block, ..copies.origin };
-        self.steps.push(Step { op, inputs, outputs, origin, gather: Some(gather) });
+        self.steps.push(CopyStep { op, inputs, outputs, origin, gather: Some(gather) });
     }
 
     /// Gathers the FP8 numbers of rows, and transposes them where that is read.
@@ -281,21 +281,21 @@ impl Copies {
         let mut is_kept: Vec<ValueId> = rows.iter().flat_map(|rows| [rows.numbers, rows.scales]).collect();
         for ((value, source), ty) in sources.into_iter().zip(types) {
             match source {
-                Source::Held(held) => {
+                CopySource::Held(held) => {
                     self.held.insert(value, held);
                     is_kept.push(held);
                 }
-                Source::Gathered(rows) => {
+                CopySource::Gathered(rows) => {
                     let whole = self.gather(program, rows, owner, parameter, ops);
                     self.whole.insert(value, whole);
                 }
-                Source::Transposed(rows, op) => {
+                CopySource::Transposed(rows, op) => {
                     let from = self.gather(program, rows, owner, parameter, ops);
                     let slot = self.computed.take(program, owner.block(), ty);
                     let (inputs, outputs, gather) = (vec![from.slot], vec![slot], Some(from.step));
                     let origin = Origin { block: owner.block(), ..copies.origin.clone() };
                     self.whole.insert(value, Whole { slot, step: self.steps.len() });
-                    self.steps.push(Step { op, inputs, outputs, origin, gather });
+                    self.steps.push(CopyStep { op, inputs, outputs, origin, gather });
                 }
             }
         }
@@ -326,7 +326,7 @@ impl Copies {
                     slots.read(slot, window.last);
                     continue;
                 }
-                let Step { gather, inputs, outputs, .. } = &self.steps[step];
+                let CopyStep { gather, inputs, outputs, .. } = &self.steps[step];
                 let mut at = early;
                 if let Some(gather) = *gather {
                     // The step reads it directly before the window.
@@ -369,7 +369,7 @@ impl Copies {
     }
 
     fn instance(&self, program: &mut Program, stage: Stage, step: usize) -> Result<Instance, TraceError> {
-        let Step { op, inputs, outputs, origin, .. } = &self.steps[step];
+        let CopyStep { op, inputs, outputs, origin, .. } = &self.steps[step];
         let targets: Vec<_> = outputs.iter().copied().map(Some).collect();
         let origin = Origin { stage, ..origin.clone() };
         instantiate(program, Code::Plain(op.clone()), inputs, &targets, origin)
@@ -378,9 +378,9 @@ impl Copies {
 
 /// The contents of slots, as the windows are walked in order.
 #[derive(Default)]
-struct Contents(HashMap<ValueId, Content>);
+struct Contents(HashMap<ValueId, CopyContent>);
 
-struct Content {
+struct CopyContent {
     /// The step that wrote it.
     step: usize,
     /// The last instance that reads it.
@@ -401,8 +401,8 @@ impl Contents {
     /// Lets `step` write these slots, which are read until `last`. Returns the first instance from `at` on
     /// before which none of them is read any more.
     fn write(&mut self, slots: &[ValueId], step: usize, at: usize, last: usize) -> usize {
-        let earlier: Vec<Content> =
-            slots.iter().filter_map(|slot| self.0.insert(*slot, Content { step, last })).collect();
+        let earlier: Vec<CopyContent> =
+            slots.iter().filter_map(|slot| self.0.insert(*slot, CopyContent { step, last })).collect();
         earlier.iter().fold(at, |at, content| at.max(content.last + 1))
     }
 }

@@ -57,7 +57,7 @@ pub(crate) fn render(inspection: &Inspection) -> String {
         out.push_str("<p class=\"empty\">The step has no casts to FP8.</p>\n");
         return ended(out, SOURCE);
     }
-    let grid = Grid::of(tensors);
+    let grid = Grid::new(tensors);
     let [clean, noisy] = DECIBELS;
     let signal_ends = [format!("{clean:.0} dB or more"), format!("{noisy:.0} dB or less")];
     let signal =
@@ -121,7 +121,7 @@ struct Grid<'a> {
 }
 
 impl<'a> Grid<'a> {
-    fn of(tensors: &'a [TensorCast]) -> Self {
+    fn new(tensors: &'a [TensorCast]) -> Self {
         let mut columns: Vec<(String, String)> = Vec::new();
         let mut blocks: Vec<u32> = tensors.iter().map(|t| t.block).collect();
         blocks.sort_unstable();

@@ -4,7 +4,7 @@
 //! byte, if they are evaluated on one text.
 
 use super::groups::{Group, Seed};
-use super::spread::Sample;
+use super::spread::LossSample;
 use crate::RunData;
 use crate::curves::{View, Views};
 use crate::identity::{same_text, same_tokenizer};
@@ -129,7 +129,7 @@ pub(super) struct SeedPart<'p> {
 }
 
 impl Losses {
-    pub(super) fn of(views: &Views<'_>, groups: &[Group]) -> Self {
+    pub(super) fn collect(views: &Views<'_>, groups: &[Group]) -> Self {
         let of_groups = |points: &dyn Fn(&View<'_>) -> Vec<Point>| -> Vec<Vec<SeedCurve>> {
             let of_seed = |Seed { seed, runs }: Seed| SeedCurve {
                 seed,
@@ -210,8 +210,8 @@ pub(super) struct Measured {
     pub(super) loss: f64,
     /// Mean loss of the runs that these are compared with.
     beside: f64,
-    pub(super) baseline: Sample,
-    pub(super) gap: Sample,
+    pub(super) baseline: LossSample,
+    pub(super) gap: LossSample,
     pub(super) paired: usize,
     /// Distance from the baseline within which as many other runs of its group lie.
     pub(super) spread: Option<f64>,
@@ -220,7 +220,8 @@ pub(super) struct Measured {
 /// The gap of these runs' points to those of the baseline; `None` if any of them has no point, or a loss that
 /// is not a positive number.
 pub(super) fn measured(runs: &[SeedPart<'_>], baseline: &[SeedPart<'_>]) -> Option<Measured> {
-    let of_base = Sample::of(&baseline.iter().map(|base| mean(base.points)).collect::<Vec<_>>())?;
+    let of_base =
+        LossSample::from_values(&baseline.iter().map(|base| mean(base.points)).collect::<Vec<_>>())?;
     let mut paired = 0;
     let (mut losses, mut besides) = (Vec::new(), Vec::new());
     for run in runs {
@@ -234,14 +235,14 @@ pub(super) fn measured(runs: &[SeedPart<'_>], baseline: &[SeedPart<'_>]) -> Opti
         besides.push(beside);
     }
     let gaps: Vec<f64> = losses.iter().zip(&besides).map(|(loss, beside)| loss / beside - 1.0).collect();
-    let (loss, beside) = (Sample::of(&losses)?.mean, Sample::of(&besides)?.mean);
+    let (loss, beside) = (LossSample::from_values(&losses)?.mean, LossSample::from_values(&besides)?.mean);
     let spread = of_base.of_others(runs.len()).map(|spread| spread / of_base.mean);
     (of_base.mean > 0.0).then_some(())?;
-    Some(Measured { loss, beside, baseline: of_base, gap: Sample::of(&gaps)?, paired, spread })
+    Some(Measured { loss, beside, baseline: of_base, gap: LossSample::from_values(&gaps)?, paired, spread })
 }
 
 impl LossGap {
-    fn of(measured: &Measured, range: (u64, u64), bar_percent: Option<f64>, unit: &'static str) -> Self {
+    fn new(measured: &Measured, range: (u64, u64), bar_percent: Option<f64>, unit: &'static str) -> Self {
         let Measured { loss, beside, baseline, gap, paired, spread } = measured;
         let gap_percent = 100.0 * gap.mean;
         let spread = spread.map(|spread| 100.0 * spread);
@@ -287,7 +288,7 @@ pub(super) struct Ends<'p> {
 
 impl<'p> Ends<'p> {
     /// The ends of the n-th group.
-    pub(super) fn of(losses: &'p Losses, n: usize, last: u64) -> Self {
+    pub(super) fn find(losses: &'p Losses, n: usize, last: u64) -> Self {
         let (own, base) = (whole(&losses.training[n]), whole(&losses.training[0]));
         let end = common_end(&own).min(common_end(&base));
         // Between two steps, because positions in tokens are rounded.
@@ -300,7 +301,7 @@ impl<'p> Ends<'p> {
         let firsts = self.own.iter().chain(&self.base).filter_map(|part| part.points.first());
         let first = firsts.map(|p| p.0).fold(self.end, f64::min);
         let range = (first.round() as u64, self.end.round() as u64);
-        Some(LossGap::of(&found, range, bar, NATS))
+        Some(LossGap::new(&found, range, bar, NATS))
     }
 }
 
@@ -326,7 +327,7 @@ pub(super) fn at_evaluation(
     let at = own.first()?.points.iter().rev().map(|p| p.0).find(is_shared)?;
     let found = measured(&within(&own, &(at..=at)), &within(&base, &(at..=at)))?;
     let at = at.round() as u64;
-    Some(LossGap::of(&found, (at, at), bar, unit))
+    Some(LossGap::new(&found, (at, at), bar, unit))
 }
 
 /// Common properties of the runs of a group and of the baseline.
@@ -338,7 +339,7 @@ pub(super) struct Comparable {
 }
 
 impl Comparable {
-    pub(super) fn of(runs: &[RunData], group: &Group, baseline: &Group) -> Self {
+    pub(super) fn compare(runs: &[RunData], group: &Group, baseline: &Group) -> Self {
         let first = &runs[baseline.runs[0]];
         let all = |same: fn(&RunData, &RunData) -> bool| {
             group.runs.iter().chain(&baseline.runs).all(|&n| same(first, &runs[n]))

@@ -76,7 +76,7 @@ fn config(run: &RunData) -> Option<Config> {
 
 /// The baseline's group, which is the first `base` runs, and the groups of the other runs in the order of
 /// their first members.
-pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
+pub(super) fn group_runs(runs: &[RunData], base: usize) -> Vec<Group> {
     let mut groups =
         vec![Group { runs: (0..base).collect(), configs: runs[..base].iter().map(config).collect() }];
     for (n, run) in runs.iter().enumerate().skip(base) {

@@ -33,7 +33,7 @@ use figures::{Comparable, Ends, Losses, at_evaluation, bar};
 pub use figures::{Gap, LossGap};
 use groups::Group;
 use notes::Notes;
-pub use table::{Column, Rows, Table};
+pub use table::{Column, GroupRows, Table};
 
 /// The page's name inside the folder of the first run that is compared.
 pub const COMPARE_FILE: &str = "compare.html";
@@ -99,14 +99,14 @@ impl Comparison {
         let named: Vec<PathBuf> = folders.into_iter().map(|(folder, _)| folder).collect();
         let runs = super::load_named(&named)?;
         if base > 0 {
-            return Ok(Comparison { folders: named, ..Self::of(runs, base, last) });
+            return Ok(Comparison { folders: named, ..Self::new(runs, base, last) });
         }
         let mut is_base = groups::like_the_first(&runs).into_iter();
         let (like, unlike): (Vec<_>, Vec<_>) =
             named.into_iter().zip(runs).partition(|_| is_base.next().unwrap_or(false));
         let base = if unlike.is_empty() { 1 } else { like.len() };
         let (folders, runs) = like.into_iter().chain(unlike).unzip();
-        Ok(Comparison { folders, ..Self::of(runs, base, last) })
+        Ok(Comparison { folders, ..Self::new(runs, base, last) })
     }
 
     /// The folder of the first run that is compared.
@@ -115,8 +115,8 @@ impl Comparison {
     }
 
     /// A comparison of runs in memory: the first `base` runs are the baseline's.
-    pub(super) fn of(runs: Vec<RunData>, base: usize, last: u64) -> Self {
-        let groups = groups::of(&runs, base);
+    pub(super) fn new(runs: Vec<RunData>, base: usize, last: u64) -> Self {
+        let groups = groups::group_runs(&runs, base);
         compare(runs, groups, last)
     }
 
@@ -143,7 +143,7 @@ impl Comparison {
 /// Sets all other groups against the first.
 fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comparison {
     let views = Views::new(&runs);
-    let losses = Losses::of(&views, &groups);
+    let losses = Losses::collect(&views, &groups);
     let names = |group: &Group| -> Vec<String> { group.runs.iter().map(|&n| runs[n].name.clone()).collect() };
     let recipe = |group: &Group| group.recipe().map(|recipe| recipe.name().to_owned());
     let base = &groups[0];
@@ -155,8 +155,8 @@ fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comparison {
     let mut compared = Vec::new();
     for (n, group) in groups.iter().enumerate().skip(1) {
         let bar_percent = bar(group.recipe(), base.recipe());
-        let same = Comparable::of(&runs, group, base);
-        let ends = Ends::of(&losses, n, last);
+        let same = Comparable::compare(&runs, group, base);
+        let ends = Ends::find(&losses, n, last);
         notes.of_kind(&names(group), group, base);
         notes.of_ends(&views, group, base, &ends);
         notes.of_what_differs(&names(group), same);
@@ -174,11 +174,11 @@ fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comparison {
         }
         compared.push(gap);
     }
-    let of_base = Comparable::of(&runs, base, base);
+    let of_base = Comparable::compare(&runs, base, base);
     let baseline = Baseline {
         runs: names(base),
         recipe: recipe(base),
-        training: Ends::of(&losses, 0, last).figure(None).filter(|_| of_base.tokenizer),
+        training: Ends::find(&losses, 0, last).figure(None).filter(|_| of_base.tokenizer),
         validation: at_evaluation(&losses, 0, None, of_base),
     };
     let counted_in = views.x_name;

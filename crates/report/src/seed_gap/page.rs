@@ -4,7 +4,7 @@ use super::figures::{Comparable, Losses, SeedCurve, SeedPart, common_end, measur
 use super::table::percent;
 use super::{Comparison, Group};
 use crate::axis::Axis;
-use crate::chart::{Band, COLORS, Chart, Series, Style, Value};
+use crate::chart::{Band, COLORS, Chart, LegendValue, Series, Style};
 use crate::compare;
 use crate::curves::Views;
 use crate::frame::{axis_choice, begun, card, ended, note, notice, section, views};
@@ -52,7 +52,7 @@ pub(super) fn render(comparison: &Comparison) -> String {
         for series in
             [Some(&mut whole), closer.as_mut()].into_iter().flatten().flat_map(|chart| &mut chart.series)
         {
-            series.value = Value::Absent;
+            series.value = LegendValue::Absent;
         }
         out.push_str("<section class=\"card\">\n");
         views(&mut out, &whole, closer.as_ref());
@@ -101,7 +101,7 @@ struct GapCurve {
 }
 
 impl GapCurve {
-    fn of(own: &[SeedCurve], base: &[SeedCurve]) -> Self {
+    fn subtract(own: &[SeedCurve], base: &[SeedCurve]) -> Self {
         let (own, base) = (whole(own), whole(base));
         let all = [&own[..], &base[..]].concat();
         let first = all.iter().filter_map(|part| part.points.first()).map(|p| p.0).fold(0.0, f64::max);
@@ -143,17 +143,17 @@ impl GapCurve {
 
 /// The gap of every group over the runs, the spread of the baseline's seeds around 0, and the tolerances.
 fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
-    let losses = Losses::of(views, &comparison.groups);
+    let losses = Losses::collect(views, &comparison.groups);
     let baseline = &comparison.groups[0];
     let mut bands = Vec::new();
     let mut series = Vec::new();
     let (mut low, mut high) = (0.0f64, 0.0f64);
     let mut smoothed = Vec::new();
     for (color, group) in comparison.groups.iter().enumerate().skip(1) {
-        if !Comparable::of(&comparison.runs, group, baseline).tokenizer {
+        if !Comparable::compare(&comparison.runs, group, baseline).tokenizer {
             continue;
         }
-        let curve = GapCurve::of(&losses.training[color], &losses.training[0]);
+        let curve = GapCurve::subtract(&losses.training[color], &losses.training[0]);
         (low, high) = (low.min(curve.low), high.max(curve.high));
         let name = label(group, views);
         // The spread is drawn once, for the first group that has a curve.
@@ -173,7 +173,7 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
             let style = if curve.is_smoothed { Style::Line } else { Style::Dotted };
             // The curve ends at the gap of the last reports; the table has that of the compared steps.
             let figure = comparison.compared[color - 1].training.as_ref();
-            let value = figure.map_or(Value::Absent, |figure| Value::Is(percent(figure)));
+            let value = figure.map_or(LegendValue::Absent, |figure| LegendValue::Is(percent(figure)));
             let curve = Series::new(name, style, color, color / COLORS, curve.gaps);
             series.push(Series { value, ..curve });
         }

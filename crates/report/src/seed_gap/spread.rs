@@ -8,15 +8,15 @@ const T: [f64; 30] = [
 
 /// Mean and standard deviation of a sample; the latter needs two values.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Sample {
+pub(super) struct LossSample {
     pub(super) count: usize,
     pub(super) mean: f64,
     pub(super) deviation: Option<f64>,
 }
 
-impl Sample {
+impl LossSample {
     /// The sample of these values; `None` without values, or if one is not finite.
-    pub(super) fn of(values: &[f64]) -> Option<Self> {
+    pub(super) fn from_values(values: &[f64]) -> Option<Self> {
         let count = values.len();
         let mean = values.iter().sum::<f64>() / count as f64;
         if !mean.is_finite() {
@@ -50,19 +50,19 @@ mod tests {
 
     #[test]
     fn intervals_are_those_of_the_tables() {
-        let sample = Sample::of(&[1.0, 2.0, 3.0]).expect("finite");
+        let sample = LossSample::from_values(&[1.0, 2.0, 3.0]).expect("finite");
         assert_eq!((sample.mean, sample.deviation), (2.0, Some(1.0)));
         assert!((sample.of_mean().expect("three") - 4.303 / 3f64.sqrt()).abs() < 1e-12);
         assert!((sample.of_others(1).expect("three") - 4.303 * (4.0f64 / 3.0).sqrt()).abs() < 1e-12);
-        let many = Sample { count: 61, mean: 0.0, deviation: Some(1.0) };
+        let many = LossSample { count: 61, mean: 0.0, deviation: Some(1.0) };
         assert!((many.t() - 2.000).abs() < 1e-3, "{}", many.t());
     }
 
     #[test]
     fn one_number_has_no_spread_and_none_no_mean() {
-        let one = Sample::of(&[2.0]).expect("finite");
+        let one = LossSample::from_values(&[2.0]).expect("finite");
         assert_eq!((one.of_mean(), one.of_others(1)), (None, None));
-        assert_eq!(Sample::of(&[]), None);
-        assert_eq!(Sample::of(&[1.0, f64::NAN]), None);
+        assert_eq!(LossSample::from_values(&[]), None);
+        assert_eq!(LossSample::from_values(&[1.0, f64::NAN]), None);
     }
 }

@@ -20,7 +20,7 @@ pub struct Table {
     /// Names of the columns after those of the runs and of the loss.
     pub columns: Vec<Column>,
     /// The groups of runs, the baseline's first.
-    pub groups: Vec<Rows>,
+    pub groups: Vec<GroupRows>,
     /// Words of the table and what they mean.
     pub legend: Vec<[String; 2]>,
 }
@@ -36,7 +36,7 @@ pub struct Column {
 
 /// The rows of a group.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rows {
+pub struct GroupRows {
     /// Names of its runs.
     pub runs: Vec<String>,
     /// Number of the group, which is that of its colour: the baseline has 0.
@@ -126,7 +126,7 @@ fn rows(
     runs: &[String],
     figures: [Option<&LossGap>; 2],
     cells: impl Fn(&LossGap) -> Cells,
-) -> Rows {
+) -> GroupRows {
     let named = ["training", "validation"].into_iter().zip(figures);
     let losses = named.filter_map(|(name, figure)| {
         let figure = figure?;
@@ -136,7 +136,7 @@ fn rows(
         };
         Some((name, cells(figure).into()))
     });
-    Rows { runs: runs.to_vec(), number, losses: losses.collect() }
+    GroupRows { runs: runs.to_vec(), number, losses: losses.collect() }
 }
 
 fn of_baseline(figure: &LossGap, recipe: Option<&str>) -> Cells {
@@ -199,7 +199,7 @@ fn capitalised(text: &str) -> String {
     characters.next().map(|first| first.to_uppercase().chain(characters).collect()).unwrap_or_default()
 }
 
-impl Rows {
+impl GroupRows {
     fn html(&self, out: &mut String, columns: &[Column]) {
         let span = self.losses.len();
         for (n, (name, cells)) in self.losses.iter().enumerate() {

@@ -26,7 +26,7 @@ fn run(name: &str, recipe: &str, seed: u64, steps: u64, over: f64) -> RunData {
 }
 
 fn compare(runs: &[RunData], base: usize) -> Comparison {
-    Comparison::of(runs.to_vec(), base, 100)
+    Comparison::new(runs.to_vec(), base, 100)
 }
 
 fn training(comparison: &Comparison) -> &LossGap {

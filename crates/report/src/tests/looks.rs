@@ -27,7 +27,7 @@ fn pages() -> Vec<String> {
     first.summary.unigram_entropy = Some(5.0);
     let others = (2..12).map(|n| run(&format!("a-name-of-a-run-that-is-long-{n}"), 200));
     let runs: Vec<RunData> = [first.clone()].into_iter().chain(others).collect();
-    vec![render(&first), render_all(&runs), Comparison::of(runs, 2, 100).html()]
+    vec![render(&first), render_all(&runs), Comparison::new(runs, 2, 100).html()]
 }
 
 fn read(page: &str) -> Document {

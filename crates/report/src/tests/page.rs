@@ -365,7 +365,7 @@ proptest! {
         let records = events.into_iter().map(|(time, event)| Record { time, event }).collect();
         let summary = RunSummary { unigram_entropy: entropy, train_seconds: entropy, ..RunSummary::default() };
         let run = RunData { name, records, config: config.clone(), sample: config, summary, ..RunData::default() };
-        let gap = seed_gap::Comparison::of(vec![super::run("a", 60), run.clone(), run.clone()], 1, 100).html();
+        let gap = seed_gap::Comparison::new(vec![super::run("a", 60), run.clone(), run.clone()], 1, 100).html();
         for page in [render(&run), render_all(&[run.clone(), run]), gap] {
             let read = markup::read(&page).map_err(TestCaseError::fail)?;
             for path in attributes(&read, "path", "d") {

@@ -9,32 +9,32 @@ use xtrain_tensor::host::ALIGN_BYTES;
 
 /// A span of the engine's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Span {
-    chunk: Chunk,
+pub(super) struct ArenaSpan {
+    chunk: ArenaChunk,
     offset: usize,
     pub(super) bytes: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Chunk {
+enum ArenaChunk {
     Scratch,
     Persistent(usize),
 }
 
-impl Span {
+impl ArenaSpan {
     /// A span of scratch.
-    pub(super) fn scratch(offset: usize, bytes: usize) -> Span {
-        Span { chunk: Chunk::Scratch, offset, bytes }
+    pub(super) fn scratch(offset: usize, bytes: usize) -> ArenaSpan {
+        ArenaSpan { chunk: ArenaChunk::Scratch, offset, bytes }
     }
 
     /// The `bytes` bytes of this span from its byte `offset` on.
-    pub(super) fn part(self, offset: usize, bytes: usize) -> Span {
-        Span { offset: self.offset + offset, bytes, ..self }
+    pub(super) fn part(self, offset: usize, bytes: usize) -> ArenaSpan {
+        ArenaSpan { offset: self.offset + offset, bytes, ..self }
     }
 
     /// The bytes between the end of a value and the next position at which a value may start; `None` if there
     /// are none.
-    pub(super) fn padding(self) -> Option<Span> {
+    pub(super) fn padding(self) -> Option<ArenaSpan> {
         let bytes = self.bytes.next_multiple_of(ALIGN_BYTES) - self.bytes;
         (bytes > 0).then(|| self.part(self.bytes, bytes))
     }
@@ -48,7 +48,7 @@ pub(super) struct Arena {
     /// Chunks, each with its planned bytes.
     persistent: Vec<(GrowingMemory, usize)>,
     is_shared: bool,
-    state: StateTable<Span>,
+    state: StateTable<ArenaSpan>,
 }
 
 impl Arena {
@@ -71,7 +71,7 @@ impl Arena {
         program: &Program,
         plan: &Plan,
         stream: &Stream,
-    ) -> Result<Span, EngineError> {
+    ) -> Result<ArenaSpan, EngineError> {
         let missing = self.state.missing(program)?;
         let io = plan.region_bytes[Region::Io as usize];
         let bytes = io + missing.bytes;
@@ -97,26 +97,26 @@ impl Arena {
             // Kernels are timed before there is data: on zeros, not on leftovers of another process.
             self.scratch.span(backed..self.scratch.bytes()).fill(0, stream)?;
         }
-        let memory = GrowingMemory::of(&self.context, bytes, self.is_shared).map_err(refusal)?;
+        let memory = GrowingMemory::allocate(&self.context, bytes, self.is_shared).map_err(refusal)?;
         if bytes > 0 {
             memory.span(0..bytes).fill(0, stream)?;
         }
         self.persistent.push((memory, bytes));
-        let chunk = Chunk::Persistent(self.persistent.len() - 1);
-        let place = |offset, bytes| Span { chunk, offset: io + offset, bytes };
+        let chunk = ArenaChunk::Persistent(self.persistent.len() - 1);
+        let place = |offset, bytes| ArenaSpan { chunk, offset: io + offset, bytes };
         let (memory, _) = &self.persistent[self.persistent.len() - 1];
         self.state.add(missing, place, |span, bytes| {
             memory.span(span.offset..span.offset + span.bytes).write(bytes, stream)
         })?;
-        Ok(Span { chunk, offset: 0, bytes: io })
+        Ok(ArenaSpan { chunk, offset: 0, bytes: io })
     }
 
     /// The memory of a span.
-    pub(super) fn memory(&self, span: Span) -> DeviceSpan<'_> {
+    pub(super) fn memory(&self, span: ArenaSpan) -> DeviceSpan<'_> {
         let range = span.offset..span.offset + span.bytes;
         match span.chunk {
-            Chunk::Scratch => self.scratch.span(range),
-            Chunk::Persistent(n) => self.persistent[n].0.span(range),
+            ArenaChunk::Scratch => self.scratch.span(range),
+            ArenaChunk::Persistent(n) => self.persistent[n].0.span(range),
         }
     }
 
@@ -131,7 +131,7 @@ impl Arena {
     }
 
     /// The state values and constants.
-    pub(super) fn state(&self) -> &StateTable<Span> {
+    pub(super) fn state(&self) -> &StateTable<ArenaSpan> {
         &self.state
     }
 

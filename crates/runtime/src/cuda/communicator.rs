@@ -1,6 +1,6 @@
 //! The interface of collectives on GPU memory, and that of a run of one process.
 
-use super::arena::{Arena, Span};
+use super::arena::{Arena, ArenaSpan};
 use super::watchdog::Watchdog;
 use crate::collective::sending;
 use crate::error::EngineError;
@@ -36,7 +36,12 @@ pub(super) trait DeviceCommunicator: Send + Sync {
 
     /// Prepares the collectives of a program before its first run, which all ranks begin. The call may wait
     /// for other ranks. `places` has the places of the program's values in `arena`.
-    fn connect(&mut self, _: &Program, _places: &[Option<Span>], _: &Arena) -> Result<(), DeviceCommError> {
+    fn connect(
+        &mut self,
+        _: &Program,
+        _places: &[Option<ArenaSpan>],
+        _: &Arena,
+    ) -> Result<(), DeviceCommError> {
         Ok(())
     }
 

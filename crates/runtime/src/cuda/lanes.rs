@@ -41,7 +41,7 @@ impl Streams {
     }
 
     /// The stream of a lane of a program for which [`Streams::add_for`] was called.
-    pub(super) fn of(&self, lane: Lane) -> &Stream {
+    pub(super) fn get(&self, lane: Lane) -> &Stream {
         match lane {
             Lane::Compute => &self.compute,
             lane => self.others[lane as usize].as_ref().expect("the streams of all lanes were added"),
@@ -89,7 +89,7 @@ impl LaneEvents {
     /// Makes the other lanes wait for the work before the part.
     pub(super) fn begin(&self, streams: &Streams) -> Result<(), CudaError> {
         self.begin.record(streams.compute())?;
-        self.ends.iter().try_for_each(|(lane, _)| streams.of(*lane).wait(&self.begin))
+        self.ends.iter().try_for_each(|(lane, _)| streams.get(*lane).wait(&self.begin))
     }
 
     /// The instances of other lanes for which an instance waits within `part`. All of earlier parts have
@@ -121,7 +121,7 @@ impl LaneEvents {
     /// Makes the compute lane wait for the other lanes.
     pub(super) fn end(&self, streams: &Streams) -> Result<(), CudaError> {
         self.ends.iter().try_for_each(|(lane, end)| {
-            end.record(streams.of(*lane))?;
+            end.record(streams.get(*lane))?;
             streams.compute().wait(end)
         })
     }

@@ -1,10 +1,10 @@
 //! A program that the CUDA engine has loaded: its places in memory, the work of its instances, and its
 //! graphs.
 
-use super::arena::{Arena, Span};
+use super::arena::{Arena, ArenaSpan};
 use super::lanes::LaneEvents;
 use super::marks::Marks;
-use super::ring::{Inputs, Outputs as OutputRing};
+use super::ring::{Inputs, PendingOutputs as OutputRing};
 use crate::error::EngineError;
 use crate::part::Part;
 use std::collections::HashMap;
@@ -20,11 +20,11 @@ pub(super) struct Loaded {
     /// Its instances in runs ([`runs`](xtrain_program::order::runs)).
     pub(super) runs: Vec<Range<usize>>,
     /// The spans of values, by id.
-    pub(super) spans: Vec<Option<Span>>,
+    pub(super) spans: Vec<Option<ArenaSpan>>,
     /// True once the collectives are prepared.
     pub(super) is_connected: bool,
     /// The workspace of each instance.
-    pub(super) workspaces: Vec<Vec<(TensorType, Span)>>,
+    pub(super) workspaces: Vec<Vec<(TensorType, ArenaSpan)>>,
     /// The work of each instance; none for collectives. A micro-step's instance has one for the first
     /// micro-step and one for the others, if they differ.
     pub(super) works: Vec<[Option<Work>; 2]>,
@@ -34,10 +34,10 @@ pub(super) struct Loaded {
     /// The events between lanes, if there are several.
     pub(super) lanes: Option<LaneEvents>,
     /// The inputs on the GPU, and their staging buffers.
-    pub(super) input_span: Span,
+    pub(super) input_span: ArenaSpan,
     pub(super) inputs: Inputs,
     /// The outputs on the GPU, and their staging buffers.
-    pub(super) output_span: Span,
+    pub(super) output_span: ArenaSpan,
     pub(super) outputs: OutputRing,
     /// The place of each output in the outputs' span.
     pub(super) output_places: Arc<Vec<(Arc<str>, Range<usize>)>>,
@@ -80,7 +80,7 @@ impl Loaded {
         self.program.instances.iter().any(is_collective)
     }
 
-    pub(super) fn span(&self, value: ValueId) -> Span {
+    pub(super) fn span(&self, value: ValueId) -> ArenaSpan {
         self.spans[value.0 as usize].expect("every operand is planned")
     }
 

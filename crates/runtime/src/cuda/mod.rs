@@ -28,7 +28,7 @@ use crate::error::{EngineError, ensure_length};
 use crate::part::{Part, ProgramId};
 use crate::state::StateEntry;
 use crate::timing::{Timed, TimedWork, Timing};
-use arena::{Arena, Span};
+use arena::{Arena, ArenaSpan};
 use communicator::{Call, Copies, DeviceCommError, DeviceCommunicator};
 use host_staged::HostStaged;
 use lanes::{LaneEvents, Streams};
@@ -38,7 +38,7 @@ use nccl::Nccl;
 pub use nccl::{NcclGroups, groups_of_run};
 use peer_copies::PeerCopies;
 use positions::Passage;
-use ring::{Inputs, Outputs as OutputRing};
+use ring::{Inputs, PendingOutputs as OutputRing};
 use staging::Staging;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -252,7 +252,7 @@ impl CudaEngine {
         lanes.map_or(Ok(()), |lanes| lanes.begin(&self.streams))?;
         for run in loaded.runs(part, self.communicator.is_recordable()) {
             let instances = &loaded.program.instances[run.clone()];
-            let stream = self.streams.of(instances[0].lane);
+            let stream = self.streams.get(instances[0].lane);
             for index in run.clone() {
                 lanes.map_or(Ok(()), |lanes| lanes.wait(&loaded.program, part, index, stream))?;
             }
@@ -282,7 +282,7 @@ impl CudaEngine {
         let loaded = &self.programs[id.0];
         let instances = &loaded.program.instances[run.clone()];
         let (index, instance) = (run.start, &instances[0]);
-        let (first, stream) = (part.is_first(), self.streams.of(instance.lane));
+        let (first, stream) = (part.is_first(), self.streams.get(instance.lane));
         let _range = (!mode.recording)
             .then(|| nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin)));
         if self.checks.poison {
@@ -327,7 +327,7 @@ impl CudaEngine {
             self.check_padding(loaded, instance)?;
         }
         if self.checks.numerics {
-            let stream = self.streams.of(instance.lane);
+            let stream = self.streams.get(instance.lane);
             check_finite(&loaded.program, instance, |output| {
                 let span = loaded.span(instance.outputs[output].value);
                 Ok(self.arena.memory(span).read(stream)?)
@@ -377,7 +377,7 @@ impl CudaEngine {
     /// Poisons the outputs that an instance must overwrite, the padding after each output, and the workspace.
     fn poison(&self, loaded: &Loaded, index: usize, first: bool) -> Result<(), EngineError> {
         let instance = &loaded.program.instances[index];
-        let stream = self.streams.of(instance.lane);
+        let stream = self.streams.get(instance.lane);
         let fill = |span| self.arena.memory(span).fill(POISON, stream);
         let op = instance.code.op();
         for (k, o) in instance.outputs.iter().enumerate() {
@@ -393,7 +393,7 @@ impl CudaEngine {
 
     /// Fails if an instance has written to the poisoned padding after an output.
     fn check_padding(&self, loaded: &Loaded, instance: &Instance) -> Result<(), EngineError> {
-        let stream = self.streams.of(instance.lane);
+        let stream = self.streams.get(instance.lane);
         for (output, o) in instance.outputs.iter().enumerate() {
             let Some(padding) = loaded.span(o.value).padding() else { continue };
             if self.arena.memory(padding).read(stream)?.iter().any(|byte| *byte != POISON) {
@@ -450,12 +450,12 @@ impl Engine for CudaEngine {
             match at.region {
                 Region::State => self.arena.state().span(program.value(id)),
                 Region::Io => Some(io.part(at.offset, at.bytes)),
-                Region::Scratch => Some(Span::scratch(at.offset, at.bytes)),
+                Region::Scratch => Some(ArenaSpan::scratch(at.offset, at.bytes)),
             }
         };
         let spans = program.ids().map(place).collect();
         let workspace = |of: &Vec<(TensorType, Location)>| {
-            of.iter().map(|&(ty, at)| (ty, Span::scratch(at.offset, at.bytes))).collect()
+            of.iter().map(|&(ty, at)| (ty, ArenaSpan::scratch(at.offset, at.bytes))).collect()
         };
         let workspaces = plan.workspaces.iter().map(workspace).collect();
         let context = self.gpu.context();

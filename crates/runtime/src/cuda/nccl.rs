@@ -1,13 +1,14 @@
 //! Collectives on GPU memory by NCCL, which graphs contain. Each kind of groups has a communicator.
 
 use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator, piece_of};
-use super::watchdog::{Link, Watchdog};
+use super::watchdog::{PeerLink, Watchdog};
 use crate::collective::groups;
 use crate::part::ProgramId;
 use std::sync::Arc;
 use xtrain_cuda::{Context, CudaError, DeviceSpan, NcclCall, NcclCommunicator, NcclId, Stream};
 use xtrain_distributed::{CommError, Communicator, Groups};
 use xtrain_program::{Collective, Program};
+use xtrain_rank::Rank;
 
 /// The kinds of groups, of several ranks each, among which a run moves data: all ranks, those that divide the
 /// state, and replicas.
@@ -47,7 +48,7 @@ impl NcclGroups {
         poll: &dyn Fn() -> Result<(), E>,
     ) -> Result<NcclGroups, E> {
         let join = |(groups, id): (&Groups, &NcclId)| {
-            let communicator = NcclCommunicator::join(context, id, groups.place(rank), groups.size, poll)?;
+            let communicator = NcclCommunicator::join(context, id, groups.rank_within(rank), poll)?;
             Ok((*groups, Arc::new(communicator)))
         };
         let communicators = kinds.iter().zip(ids).map(join).collect::<Result<_, E>>()?;
@@ -76,14 +77,15 @@ impl Nccl {
         host: Arc<dyn Communicator>,
         context: &Context,
     ) -> Result<Self, CommError> {
-        let all = groups.communicators.iter().map(|(_, communicator)| communicator.clone() as Arc<dyn Link>);
+        let all =
+            groups.communicators.iter().map(|(_, communicator)| communicator.clone() as Arc<dyn PeerLink>);
         let names = groups.names_in_graphs;
         let world_size = host.world_size();
         Ok(Nccl { watchdog: Watchdog::start(all.collect(), host, context, names)?, groups, world_size })
     }
 }
 
-impl Link for NcclCommunicator {
+impl PeerLink for NcclCommunicator {
     fn check(&self) -> Result<(), CudaError> {
         NcclCommunicator::check(self)
     }
@@ -119,14 +121,14 @@ impl DeviceCommunicator for Nccl {
         let kind = groups(group, self.world_size);
         let found = self.groups.communicators.iter().find(|(groups, _)| *groups == kind);
         let (_, communicator) = found.expect("the groups of the run have communicators");
-        let (rank, ranks) = (communicator.rank(), communicator.world_size());
+        let rank = communicator.rank();
         let mut together = Vec::new();
         for &Call { collective, group, input, output } in calls {
             let piece = collective.piece_bytes(group, input.bytes(), output.bytes());
             together.extend(match collective {
-                Collective::AllGather { first } => gather(first, ranks, input, output),
-                Collective::AllToAll { first } => exchange(first, rank, ranks, piece, input, output, stream)?,
-                Collective::ReduceScatter { first } => reduce(first, rank, ranks, input, output, stream)?,
+                Collective::AllGather { first } => gather(first, rank.world_size, input, output),
+                Collective::AllToAll { first } => exchange(first, rank, piece, input, output, stream)?,
+                Collective::ReduceScatter { first } => reduce(first, rank, input, output, stream)?,
             });
         }
         self.watchdog.set_connects(true);
@@ -159,8 +161,7 @@ fn gather<'a>(
 /// An all-to-all: sends and receives. What no rank sends is zeros.
 fn exchange<'a>(
     first: usize,
-    rank: usize,
-    ranks: usize,
+    Rank { index: rank, world_size: ranks }: Rank,
     piece: usize,
     input: DeviceSpan<'a>,
     output: DeviceSpan<'a>,
@@ -188,8 +189,7 @@ fn exchange<'a>(
 /// Where that does not fit, each piece is reduced to its rank.
 fn reduce<'a>(
     first: usize,
-    rank: usize,
-    ranks: usize,
+    Rank { index: rank, world_size: ranks }: Rank,
     input: DeviceSpan<'a>,
     output: DeviceSpan<'a>,
     stream: &Stream,

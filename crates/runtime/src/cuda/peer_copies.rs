@@ -14,9 +14,9 @@
 //! The next collective writes a word again only after the other rank has reset it, since that happens before
 //! step 3 or the next step 1 of that rank, for which this one has waited.
 
-use super::arena::{Arena, Span};
+use super::arena::{Arena, ArenaSpan};
 use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator, piece_of};
-use super::watchdog::{Link, Watchdog};
+use super::watchdog::{PeerLink, Watchdog};
 use crate::collective::groups;
 use crate::part::ProgramId;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -34,9 +34,9 @@ pub(super) struct PeerCopies {
     // It ends before the words, which it writes.
     watchdog: Watchdog,
     host: Arc<dyn Communicator>,
-    words: Arc<Words>,
+    words: Arc<FlagWords>,
     /// The words, then the chunks of the arena.
-    chunks: Vec<Chunk>,
+    chunks: Vec<PeerChunk>,
     local: Local,
 }
 
@@ -49,14 +49,14 @@ struct Local {
 }
 
 /// The words that other ranks write.
-struct Words {
+struct FlagWords {
     memory: GrowingMemory,
     /// For aborts.
     stream: Stream,
 }
 
 /// The memory of this rank that has an index, and that of the others with this index.
-struct Chunk {
+struct PeerChunk {
     own: DevicePtr,
     bytes: usize,
     /// The number of pieces that the others have mapped.
@@ -73,10 +73,10 @@ impl PeerCopies {
         names_in_graphs: bool,
     ) -> Result<Self, DeviceCommError> {
         let bytes = 2 * WORD * host.world_size();
-        let (memory, stream) = (GrowingMemory::of(context, bytes, true)?, Stream::new(context)?);
+        let (memory, stream) = (GrowingMemory::allocate(context, bytes, true)?, Stream::new(context)?);
         memory.span(0..bytes).fill(0, &stream)?;
         stream.synchronize()?;
-        let words = Arc::new(Words { memory, stream });
+        let words = Arc::new(FlagWords { memory, stream });
         let watchdog = Watchdog::start(vec![words.clone()], host.clone(), context, names_in_graphs)?;
         let [begin, end] = [Event::new(context)?, Event::new(context)?];
         let local = Local { stream: Stream::before_others(context)?, begin, end };
@@ -85,7 +85,7 @@ impl PeerCopies {
 
     /// The place in `rank`'s memory that `span` has in the memory of this rank.
     fn of_rank(&self, rank: usize, span: DeviceSpan<'_>) -> DeviceSpan<'_> {
-        let offset = |chunk: &Chunk| span.pointer().0.wrapping_sub(chunk.own.0) as usize;
+        let offset = |chunk: &PeerChunk| span.pointer().0.wrapping_sub(chunk.own.0) as usize;
         let chunk = self.chunks.iter().find(|chunk| offset(chunk) < chunk.bytes);
         let chunk = chunk.expect("memory of the arena, which the others have mapped");
         let peer = chunk.peers[rank].as_ref().expect("another rank");
@@ -135,7 +135,7 @@ enum Kind {
     Done,
 }
 
-impl Link for Words {
+impl PeerLink for FlagWords {
     fn check(&self) -> Result<(), CudaError> {
         Ok(())
     }
@@ -169,7 +169,7 @@ impl DeviceCommunicator for PeerCopies {
     fn connect(
         &mut self,
         program: &Program,
-        places: &[Option<Span>],
+        places: &[Option<ArenaSpan>],
         arena: &Arena,
     ) -> Result<(), DeviceCommError> {
         let collectives = program.instances.iter().filter_map(|instance| instance.code.op().collective());
@@ -203,7 +203,7 @@ impl DeviceCommunicator for PeerCopies {
                     (other != rank).then(peer).transpose()
                 };
                 let peers = (0..received.len()).map(map).collect::<Result<_, CudaError>>()?;
-                self.chunks.push(Chunk { own: memory.pointer(), bytes: 0, pieces: 0, peers });
+                self.chunks.push(PeerChunk { own: memory.pointer(), bytes: 0, pieces: 0, peers });
             }
             let chunk = &mut self.chunks[index];
             (chunk.bytes, chunk.pieces) = (memory.bytes(), memory.pieces().len());
@@ -232,7 +232,7 @@ impl DeviceCommunicator for PeerCopies {
         begin.record(stream)?;
         beside.wait(begin)?;
         for call in calls {
-            let Piece { sent, to } = piece(call, place, place, ranks.len());
+            let SentPiece { sent, to } = piece(call, place, place, ranks.len());
             if sent.bytes() > 0 {
                 to.copy_from(sent, beside)?;
             }
@@ -244,7 +244,7 @@ impl DeviceCommunicator for PeerCopies {
         self.wait_for(Kind::Ready, &global, stream)?;
         for &other in &others {
             for call in calls {
-                let Piece { sent, to } = piece(call, place, other, ranks.len());
+                let SentPiece { sent, to } = piece(call, place, other, ranks.len());
                 if sent.bytes() > 0 {
                     self.of_rank(ranks[other], to).copy_from(sent, stream)?;
                 }
@@ -257,7 +257,7 @@ impl DeviceCommunicator for PeerCopies {
 }
 
 /// The bytes that a rank sends to one of its group, itself included.
-struct Piece<'a> {
+struct SentPiece<'a> {
     /// In the sender's memory.
     sent: DeviceSpan<'a>,
     /// The place in the receiver's memory, as a span of the sender's.
@@ -265,16 +265,16 @@ struct Piece<'a> {
 }
 
 /// The bytes that the rank at the place `from` of a group of `n` sends to that at the place `to`.
-fn piece<'a>(call: &Call<'a>, from: usize, to: usize, n: usize) -> Piece<'a> {
+fn piece<'a>(call: &Call<'a>, from: usize, to: usize, n: usize) -> SentPiece<'a> {
     let bytes = call.collective.piece_bytes(call.group, call.input.bytes(), call.output.bytes());
     match call.collective {
         Collective::AllGather { first } => {
             let to = piece_of(call.output, (from + n - first % n) % n, bytes);
-            Piece { sent: call.input.part(0..to.bytes()), to }
+            SentPiece { sent: call.input.part(0..to.bytes()), to }
         }
         Collective::AllToAll { first } => {
             let sent = piece_of(call.input, (to + n - first % n) % n, bytes);
-            Piece { sent, to: piece_of(call.output, from, bytes).part(0..sent.bytes()) }
+            SentPiece { sent, to: piece_of(call.output, from, bytes).part(0..sent.bytes()) }
         }
         Collective::ReduceScatter { .. } => unreachable!("refused before its program runs"),
     }

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 use std::ops::Range;
-use xtrain_cuda::{CudaError, Progress, Stream};
+use xtrain_cuda::{CudaError, Stream, StreamProgress};
 use xtrain_program::{Group, Instance, Program, order};
 
 /// The side of collectives at which a stream is.
@@ -18,7 +18,7 @@ pub(super) struct Positions {
     /// The index of the first instance of each run of collectives, and its words.
     runs: Vec<(usize, String)>,
     /// 2 n + 1 once run n has begun, and 2 n + 2 once it has ended.
-    progress: Progress,
+    progress: StreamProgress,
 }
 
 impl Positions {
@@ -26,7 +26,7 @@ impl Positions {
     pub(super) fn new(program: &Program, stream: &Stream) -> Result<Positions, CudaError> {
         let runs = order::runs(program).into_iter();
         let runs: Vec<_> = runs.filter_map(|run| Some((run.start, words(program, run)?))).collect();
-        let progress = Progress::new(stream.context(), 2 * runs.len() as u32 + 1, stream)?;
+        let progress = StreamProgress::new(stream.context(), 2 * runs.len() as u32 + 1, stream)?;
         Ok(Positions { runs, progress })
     }
 

@@ -54,7 +54,7 @@ impl Inputs {
 }
 
 /// Outputs on their way to the host.
-pub(super) struct Outputs {
+pub(super) struct PendingOutputs {
     bytes: usize,
     free: Vec<Slot>,
     /// Copies in progress, with the number of their fetch; collecting one removes it.
@@ -62,10 +62,10 @@ pub(super) struct Outputs {
     fetched: usize,
 }
 
-impl Outputs {
+impl PendingOutputs {
     pub(super) fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
         let free = (0..SLOTS).map(|_| Slot::new(context, bytes)).collect::<Result<_, _>>()?;
-        Ok(Outputs { bytes, free, in_progress: VecDeque::new(), fetched: 0 })
+        Ok(PendingOutputs { bytes, free, in_progress: VecDeque::new(), fetched: 0 })
     }
 
     /// Enqueues a copy of `source`; returns its number.

@@ -4,7 +4,7 @@
 //! of it. So large values are cut into pieces: while the GPU copies some, the cores move others between the
 //! buffers and ordinary memory.
 
-use super::arena::{Arena, Span};
+use super::arena::{Arena, ArenaSpan};
 use super::ring::Slot;
 use rayon::prelude::*;
 use xtrain_cuda::{CudaError, Stream};
@@ -27,7 +27,7 @@ impl Staging {
     pub(super) fn read(
         &mut self,
         arena: &Arena,
-        copies: Vec<(Span, &mut [u8])>,
+        copies: Vec<(ArenaSpan, &mut [u8])>,
         stream: &Stream,
     ) -> Result<(), CudaError> {
         self.make_slots(stream)?;
@@ -42,7 +42,7 @@ impl Staging {
     fn read_pieces(
         &mut self,
         arena: &Arena,
-        copies: Vec<(Span, &mut [u8])>,
+        copies: Vec<(ArenaSpan, &mut [u8])>,
         stream: &Stream,
     ) -> Result<(), CudaError> {
         let mut pieces = Vec::new();
@@ -70,7 +70,7 @@ impl Staging {
     pub(super) fn write(
         &mut self,
         arena: &Arena,
-        span: Span,
+        span: ArenaSpan,
         source: &[u8],
         stream: &Stream,
     ) -> Result<(), CudaError> {

@@ -29,7 +29,7 @@ const REASON: Duration = Duration::from_secs(1);
 const MANY_PARTS: usize = 16;
 
 /// A connection of this rank's GPU with others.
-pub(super) trait Link: Send + Sync {
+pub(super) trait PeerLink: Send + Sync {
     /// The error that it has met by itself, if any.
     fn check(&self) -> Result<(), CudaError>;
 
@@ -55,14 +55,14 @@ enum End {
 }
 
 struct Shared {
-    links: Vec<Arc<dyn Link>>,
+    links: Vec<Arc<dyn PeerLink>>,
     host: Arc<dyn Communicator>,
-    state: Mutex<State>,
+    state: Mutex<WatchState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WatchState {
     /// The time since which the host has waited for the GPU, or since which it has seen progress.
     waits_since: Option<Instant>,
     /// The time since which NCCL has been enqueuing a collective. It connects the ranks of the first ones.
@@ -102,7 +102,7 @@ impl Watchdog {
     /// # Errors
     /// The system refuses a thread.
     pub(super) fn start(
-        links: Vec<Arc<dyn Link>>,
+        links: Vec<Arc<dyn PeerLink>>,
         host: Arc<dyn Communicator>,
         context: &Context,
         names_in_graphs: bool,
@@ -201,7 +201,7 @@ impl Drop for Watchdog {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WatchState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -273,7 +273,7 @@ impl Shared {
     }
 
     /// The reason to end the run, if there is one.
-    fn end(&self, state: &mut State) -> Option<End> {
+    fn end(&self, state: &mut WatchState) -> Option<End> {
         if let Some(fault) = self.host.fault() {
             return Some(End::OnAnother(fault));
         }
@@ -313,7 +313,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl WatchState {
     /// Forgets the first parts as far as they have completed.
     fn drop_completed(&mut self) -> Result<(), CudaError> {
         while let Some(first) = self.parts.pop_front() {

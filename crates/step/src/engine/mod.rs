@@ -50,7 +50,7 @@ pub struct Room {
 
 impl Room {
     /// Room of `bytes`, none of which another program holds.
-    pub fn of(bytes: u64) -> Room {
+    pub fn new(bytes: u64) -> Room {
         Room { available_bytes: bytes, alone_bytes: bytes }
     }
 }
@@ -96,7 +96,7 @@ impl Processor {
 
     /// The number of GPUs that this process sees.
     pub fn visible_gpus() -> usize {
-        xtrain_cuda::Device::all().map_or(0, |gpus| gpus.len())
+        xtrain_cuda::CudaDevice::all().map_or(0, |gpus| gpus.len())
     }
 
     /// The processor that was requested by name.

@@ -18,7 +18,8 @@ use std::ops::Range;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{ExpertSums, SumsOf, io};
 use xtrain_program::shard::MICRO_STEP;
-use xtrain_program::{Parallel, Reduce, RowShard, StateKind};
+use xtrain_program::{RowShard, StateKind};
+use xtrain_rank::Rank;
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, Ticket};
 
 /// Steps that may be in flight while the next one is prepared, so that a device is never idle.
@@ -84,8 +85,8 @@ impl Learner {
     /// Loads the training program of `spec` into `engine`. All state is zero until the weights are
     /// initialised or read. `seed` is the seed of dropout.
     pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
-        let (program, layout) = (programs::training(&spec)?, Layout::of(&spec)?);
-        let static_casts = StaticCasts::of(&program);
+        let (program, layout) = (programs::training(&spec)?, Layout::from_spec(&spec)?);
+        let static_casts = StaticCasts::find(&program);
         let refresh = programs::refresh(&program)?;
         let mut weights =
             Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics(), layout)?;
@@ -174,7 +175,7 @@ impl Learner {
     /// Bytes of a state value without the padding after this rank's rows, given those with it.
     fn without_padding(&self, kind: StateKind, name: &str, bytes: usize) -> usize {
         let layout = self.layout();
-        let rows = |cut: RowShard| cut.rows_of(layout.parallel().rank).len();
+        let rows = |cut: RowShard| cut.rows_of(layout.parallel().rank.index).len();
         layout.cut_of(kind, name).map_or(bytes, |cut| bytes / cut.piece_rows * rows(cut))
     }
 
@@ -223,11 +224,12 @@ impl Learner {
         let inputs = span("write inputs");
         feed(engine, train, batch, self.spec.document_mask, step.valid_targets)?;
         if self.spec.dropout > 0.0 {
-            let Parallel { world_size, rank, .. } = self.spec.parallel;
-            let draws = draws(&self.spec, self.seed, step.number, n * world_size + rank);
+            let Rank { index, world_size } = self.spec.parallel.rank;
+            let draws = draws(&self.spec, self.seed, step.number, n * world_size + index);
             engine.write_input(train, io::RNG, bytemuck::cast_slice(&draws))?;
         }
-        if let Reduce::AnyWorld { micro_steps } = self.spec.parallel.reduce {
+        if self.spec.parallel.reduce.is_any_world() {
+            let micro_steps = self.spec.parallel.tree_micro_steps;
             assert_eq!(step.micro_steps, micro_steps, "the program adds the micro-steps that its spec says");
             engine.write_input(train, MICRO_STEP, bytemuck::bytes_of(&(n as u32)))?;
         }

@@ -25,7 +25,7 @@ struct StaticCast {
 
 impl StaticCasts {
     /// The casts of a training step; none if its scales are not static.
-    pub(super) fn of(program: &Program) -> StaticCasts {
+    pub(super) fn find(program: &Program) -> StaticCasts {
         let casts = program.delayed.iter().filter_map(|tensor| {
             let Storage::Constant { make, .. } = &program.value(tensor.scale).storage else { return None };
             Some(StaticCast {

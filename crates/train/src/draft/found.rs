@@ -242,7 +242,7 @@ fn model_folder(path: &Path) -> Result<Option<PathBuf>, RunError> {
     if path.join(CONFIG_FILE).is_file() {
         return Ok(Some(path.to_path_buf()));
     }
-    let run = RunFolder::at(path);
+    let run = RunFolder::new(path);
     match run.is_begun() {
         true if run.hf().join(CONFIG_FILE).is_file() => Ok(Some(run.hf())),
         true => refused(format!(

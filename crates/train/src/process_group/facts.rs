@@ -20,7 +20,7 @@ pub(crate) struct Facts(Vec<(String, String)>);
 
 impl Facts {
     /// The facts of a run whose settings are chosen.
-    pub(crate) fn of(
+    pub(crate) fn collect(
         config: &Config,
         spec: &TrainingSpec,
         corpus: &Corpus,
@@ -34,7 +34,7 @@ impl Facts {
         facts.put("validation data", json!(validation).to_string());
         facts.0.extend(processor.identity().into_iter().map(|(name, value)| (name.to_owned(), value)));
         // The rows of a rank are no part of what it computes.
-        let parallel = Parallel { rank: 0, ..spec.parallel };
+        let parallel = Parallel { rank: spec.parallel.rank.with_index(0), ..spec.parallel };
         let program = programs::training(&TrainingSpec { parallel, ..spec.clone() });
         let program = program.map_err(LearnError::from)?.to_string();
         facts.put("program of a step", format!("{:016x}", xxhash_rust::xxh3::xxh3_64(program.as_bytes())));

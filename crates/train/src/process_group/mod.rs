@@ -21,9 +21,9 @@ use xtrain_distributed::{
     Alone, Cause, Channel, CommError, Communicator, Control, Environment, Fault, Secret, StartOptions,
     TcpCommunicator,
 };
+use xtrain_rank::Rank;
 use xtrain_runtime::EngineError;
 use xtrain_step::error::LearnError;
-use xtrain_step::member::Member;
 
 /// Time-out of collectives until the first step of a process is done, in which it compiles kernels.
 const FIRST_STEP: Duration = Duration::from_secs(600);
@@ -34,11 +34,11 @@ const VERDICT: Duration = Duration::from_secs(2);
 /// The processes that train one run, as one of them sees them.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessGroup {
-    ranks: Option<Arc<Ranks>>,
+    ranks: Option<Arc<JoinedRanks>>,
 }
 
 #[derive(Debug)]
-struct Ranks {
+struct JoinedRanks {
     environment: Environment,
     control: Arc<Control>,
     /// For the collectives of programs.
@@ -69,7 +69,7 @@ impl ProcessGroup {
         timeout: Duration,
         ended: impl FnOnce(Fault) + Send + 'static,
     ) -> Result<ProcessGroup, RunError> {
-        if environment.world.world_size == 1 {
+        if environment.world.rank.world_size == 1 {
             return Ok(ProcessGroup::alone());
         }
         let control = Arc::new(Control::start(&environment.world, secret, start)?);
@@ -82,21 +82,18 @@ impl ProcessGroup {
         };
         let (programs, messages) = connected().map_err(|error| reported_to_all(&control, error.into()))?;
         Ok(ProcessGroup {
-            ranks: Some(Arc::new(Ranks { environment, control, programs, messages, timeout })),
+            ranks: Some(Arc::new(JoinedRanks { environment, control, programs, messages, timeout })),
         })
     }
 
-    /// The place of this process.
-    pub fn member(&self) -> Member {
-        self.ranks.as_ref().map_or(Member::ALONE, |ranks| {
-            let world = &ranks.environment.world;
-            Member { rank: world.rank, world_size: world.world_size }
-        })
+    /// This process among those of the run.
+    pub fn rank(&self) -> Rank {
+        self.ranks.as_ref().map_or(Rank::ALONE, |ranks| ranks.environment.world.rank)
     }
 
     /// True for rank 0, which decides, reports and writes.
     pub fn is_first(&self) -> bool {
-        self.member().rank == 0
+        self.rank().is_first()
     }
 
     /// True for a process that trains alone.
@@ -106,7 +103,7 @@ impl ProcessGroup {
 
     /// The number of processes of the run on this node.
     pub(crate) fn processes_here(&self) -> usize {
-        self.ranks.as_ref().map_or(1, |ranks| ranks.environment.world.local_world_size)
+        self.ranks.as_ref().map_or(1, |ranks| ranks.environment.world.local_rank.world_size)
     }
 
     /// The index of the GPU of this process among the `visible` ones.
@@ -180,7 +177,7 @@ impl ProcessGroup {
         mut work: impl FnMut() -> Result<T, RunError>,
         is_shared: impl Fn(&RunError) -> bool,
     ) -> Result<Option<T>, RunError> {
-        let is_first = self.ranks.as_ref().is_none_or(|ranks| ranks.environment.world.local_rank == 0);
+        let is_first = self.ranks.as_ref().is_none_or(|ranks| ranks.environment.world.local_rank.index == 0);
         let mut done = None;
         for is_turn_of_first in [true, false] {
             if is_first == is_turn_of_first {
@@ -225,7 +222,7 @@ impl ProcessGroup {
     pub(crate) fn gather(&self, own: &[u64]) -> Result<Vec<Vec<u64>>, RunError> {
         let Some(ranks) = &self.ranks else { return Ok(vec![own.to_vec()]) };
         let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let mut all = vec![0; bytes.len() * self.member().world_size];
+        let mut all = vec![0; bytes.len() * self.rank().world_size];
         ranks.messages.all_gather(ranks.messages.world(), 0, &bytes, &mut all)?;
         let all: Vec<u64> = all.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         Ok(all.chunks(own.len()).map(<[u64]>::to_vec).collect())
@@ -267,7 +264,7 @@ fn reported_to_all(control: &Control, error: RunError) -> RunError {
     }
     let cause = if error.is_users() { Cause::User } else { Cause::Failure };
     let fault = control.abort(cause, &error.to_string());
-    if fault.rank != control.world().rank { RunError::Ranks(CommError::Aborted(fault)) } else { error }
+    if fault.rank != control.world().rank.index { RunError::Ranks(CommError::Aborted(fault)) } else { error }
 }
 
 /// The fault that ended the run, if this error is its consequence.

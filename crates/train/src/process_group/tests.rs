@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use xtrain_data::DataError;
 use xtrain_distributed::{Launcher, World};
+use xtrain_rank::Rank;
 
 /// Runs `rank` on each of `n` ranks, two of them on each node. Returns the results in their order.
 pub(crate) fn on_ranks<T: Send>(n: usize, rank: impl Fn(&ProcessGroup) -> T + Sync) -> Vec<T> {
@@ -24,10 +25,8 @@ fn joined<T: Send>(
     let port = free.expect("a port").port();
     let join = |number: usize| {
         let world = World {
-            rank: number,
-            world_size: n,
-            local_rank: number % 2,
-            local_world_size: 2.min(n),
+            rank: Rank { index: number, world_size: n },
+            local_rank: Rank { index: number % 2, world_size: 2.min(n) },
             address: "127.0.0.1".into(),
             port,
         };
@@ -59,7 +58,7 @@ fn two_builds_do_not_train_together() {
 #[test]
 fn rank_0_decides_for_all() {
     let decided = on_ranks(3, |process_group| {
-        let rank = process_group.member().rank;
+        let rank = process_group.rank().index;
         let first = process_group.decide(|| Ok(format!("of rank {rank}"))).expect("a decision");
         let second =
             process_group.after_first(|message: Option<usize>| Ok(message.unwrap_or(40) + 2), |first| *first);
@@ -74,7 +73,7 @@ fn rank_0_decides_for_all() {
 fn one_rank_of_each_node_works_before_the_others() {
     let first = AtomicUsize::new(0);
     let seen = on_ranks(4, |process_group| {
-        let is_second = process_group.member().rank % 2 == 1;
+        let is_second = process_group.rank().index % 2 == 1;
         let work = || {
             if !is_second {
                 first.fetch_add(1, Ordering::SeqCst);
@@ -93,7 +92,7 @@ fn work_that_is_cut_on_one_rank_is_cut_on_all() {
     // Rank 2 is the first of its node, rank 3 the second.
     for cut in [2, 3] {
         let ended = on_ranks(4, |process_group| {
-            let work = || match process_group.member().rank == cut {
+            let work = || match process_group.rank().index == cut {
                 true => Err(DataError::Interrupted.into()),
                 false => Ok(()),
             };
@@ -109,7 +108,7 @@ fn work_that_is_cut_on_one_rank_is_cut_on_all() {
 #[test]
 fn messages_and_stop_requests_reach_all() {
     let seen = on_ranks(3, |process_group| {
-        let rank = process_group.member().rank as u64;
+        let rank = process_group.rank().index as u64;
         let messages = process_group.gather(&[rank, 10 * rank]).expect("messages");
         let requests = [rank == 2, false].map(|request| process_group.any(request).expect("a request"));
         process_group.barrier().expect("all");
@@ -122,7 +121,7 @@ fn messages_and_stop_requests_reach_all() {
 #[test]
 fn the_error_of_a_rank_is_that_of_all() {
     let said = on_ranks(3, |process_group| {
-        let is_cause = process_group.member().rank == 1;
+        let is_cause = process_group.rank().index == 1;
         let error = match is_cause {
             true => RunError::Refused("the disk is full".into()),
             false => process_group.barrier().expect_err("a rank has failed"),
@@ -142,7 +141,7 @@ fn folders_that_are_not_one_are_refused() {
     let folders: Vec<_> = (0..2).map(|_| tempfile::tempdir().expect("a folder")).collect();
     let shares = |folder: &(dyn Fn(usize) -> usize + Sync)| {
         on_ranks(2, |process_group| {
-            let folder = RunFolder::at(folders[folder(process_group.member().rank)].path());
+            let folder = RunFolder::new(folders[folder(process_group.rank().index)].path());
             let checked =
                 process_group.check_shared(&folder).map_err(|error| process_group.fail(error).to_string());
             if checked.is_ok() {
@@ -164,7 +163,7 @@ fn folders_that_are_not_one_are_refused() {
 #[test]
 fn a_process_alone_does_what_it_is_told() {
     let process_group = ProcessGroup::alone();
-    assert_eq!(process_group.member(), Member::ALONE);
+    assert_eq!(process_group.rank(), Rank::ALONE);
     assert_eq!(process_group.decide(|| Ok(5)).expect("a decision"), 5);
     assert_eq!(process_group.gather(&[1, 2]).expect("messages"), [[1, 2]]);
     assert!(process_group.any(true).expect("a request") && !process_group.any(false).expect("a request"));

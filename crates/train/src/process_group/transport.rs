@@ -5,15 +5,16 @@ use super::{ProcessGroup, decoded, encoded};
 use crate::error::RunError;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
-use xtrain_config::{ParallelConfig, ReduceOrder, Transport};
-use xtrain_cuda::{CudaError, Device, Gpu, Installed, Library, NcclId};
+use xtrain_config::{ParallelConfig, Transport};
+use xtrain_cuda::{CudaDevice, CudaError, Gpu, Installed, Library, NcclId};
 use xtrain_distributed::{CommError, Groups};
+use xtrain_program::Reduce;
 use xtrain_runtime::{NcclGroups, groups_of_run};
 use xtrain_step::engine::{DataPath, Processor};
 
 /// The paths, before ranks are connected.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-enum Choice {
+enum TransportChoice {
     Host,
     Copies,
     Nccl,
@@ -21,7 +22,7 @@ enum Choice {
 
 /// The paths that a rank can use. An error is the reason for which a path cannot be used.
 #[derive(Serialize, Deserialize)]
-struct Found {
+struct UsablePaths {
     /// Copies.
     copies: Result<(), String>,
     /// NCCL, with its version.
@@ -44,41 +45,42 @@ impl ProcessGroup {
             (Processor::Cuda(gpu), _) => gpu,
         };
         let nccl = Installed::open(Library::Nccl).map(|found| found.version).map_err(missing);
-        let found = Found { copies: self.copies(gpu)?, nccl };
+        let found = UsablePaths { copies: self.copies(gpu)?, nccl };
         let all = ranks.control.gather(&encoded(&found)?)?;
         let choice = self.decide(|| {
-            let all = all.iter().map(|found| decoded(found)).collect::<Result<Vec<Found>, RunError>>()?;
+            let all =
+                all.iter().map(|found| decoded(found)).collect::<Result<Vec<UsablePaths>, RunError>>()?;
             self.choose(&all, parallel)
         })?;
         match choice {
-            Choice::Host => Ok(DataPath::Host),
-            Choice::Copies => Ok(DataPath::Copies { names: parallel.name_collectives }),
-            Choice::Nccl => Ok(DataPath::Nccl(self.nccl(gpu, parallel)?)),
+            TransportChoice::Host => Ok(DataPath::Host),
+            TransportChoice::Copies => Ok(DataPath::Copies { names: parallel.name_collectives }),
+            TransportChoice::Nccl => Ok(DataPath::Nccl(self.nccl(gpu, parallel)?)),
         }
     }
 
     /// The path, from what each rank has found.
-    fn choose(&self, all: &[Found], parallel: &ParallelConfig) -> Result<Choice, RunError> {
+    fn choose(&self, all: &[UsablePaths], parallel: &ParallelConfig) -> Result<TransportChoice, RunError> {
         let hosts = self.ranks.as_ref().map(|ranks| ranks.control.hosts()).unwrap_or_default();
         let of_rank = |(rank, why): (usize, &String)| format!("rank {rank} ({}): {why}", hosts[rank]);
-        let by_nccl = (parallel.reduce == ReduceOrder::Fast).then(|| {
+        let by_nccl = (parallel.reduce == Reduce::Fast).then(|| {
             "it does not add gradients, and parallel.reduce = \"fast\" asks for NCCL's sums".to_owned()
         });
         let mut errors =
             all.iter().enumerate().filter_map(|(n, found)| Some((n, found.copies.as_ref().err()?)));
         let no_copies = by_nccl.or_else(|| errors.next().map(of_rank));
         match (no_copies, parallel.transport) {
-            (None, Transport::Auto | Transport::Copy) => return Ok(Choice::Copies),
+            (None, Transport::Auto | Transport::Copy) => return Ok(TransportChoice::Copies),
             (Some(why), Transport::Copy) => return Err(requested(Transport::Copy, &why)),
             (Some(why), _) => tracing::debug!("GPUs do not copy to each other's memory: {why}"),
             (None, _) => {}
         }
         match (self.obstacle(all)?, parallel.transport) {
-            (None, _) => Ok(Choice::Nccl),
+            (None, _) => Ok(TransportChoice::Nccl),
             (Some(why), Transport::Nccl) => Err(requested(Transport::Nccl, &why)),
             (Some(why), _) => {
                 tracing::warn!("collectives between GPUs pass through host memory, which is slow: {why}");
-                Ok(Choice::Host)
+                Ok(TransportChoice::Host)
             }
         }
     }
@@ -97,9 +99,9 @@ impl ProcessGroup {
             if !own.shares_memory()? {
                 return Ok(Err("the driver does not share the GPU's memory between processes".to_owned()));
             }
-            let visible = Device::all()?;
+            let visible = CudaDevice::all()?;
             for (rank, uuid) in uuids.iter().enumerate().filter(|(_, uuid)| **uuid != gpu.info().uuid) {
-                let is_this = |device: &&Device| device.info().is_ok_and(|info| info.uuid == *uuid);
+                let is_this = |device: &&CudaDevice| device.info().is_ok_and(|info| info.uuid == *uuid);
                 match visible.iter().find(is_this) {
                     None => return Ok(Err(format!("the GPU of rank {rank} is not visible to it"))),
                     Some(peer) if own.is_linked_to(*peer)? => {}
@@ -117,8 +119,8 @@ impl ProcessGroup {
     /// NCCL's communicators between the GPUs of all ranks.
     fn nccl(&self, gpu: &Gpu, parallel: &ParallelConfig) -> Result<NcclGroups, RunError> {
         let Some(ranks) = &self.ranks else { unreachable!("ranks have chosen NCCL") };
-        let member = self.member();
-        let kinds = groups_of_run(member.world_size, parallel.replicas);
+        let rank = self.rank();
+        let kinds = groups_of_run(rank.world_size, parallel.replicas);
         let ids = self.nccl_ids(&kinds)?;
         let (began, limit) = (Instant::now(), parallel.start_timeout.duration());
         let poll = || match ranks.control.fault() {
@@ -130,7 +132,7 @@ impl ProcessGroup {
                 limit.as_secs_f32()
             )))),
         };
-        match NcclGroups::join(gpu.context(), member.rank, &kinds, &ids, &poll) {
+        match NcclGroups::join(gpu.context(), rank.index, &kinds, &ids, &poll) {
             Ok(groups) => Ok(groups.naming(parallel.name_collectives)),
             Err(Ended::Ranks(error)) => Err(error.into()),
             Err(Ended::Cuda(error)) => Err(refused(error)),
@@ -140,7 +142,7 @@ impl ProcessGroup {
     /// The id of this rank's group of each kind, which the first rank of the group makes.
     fn nccl_ids(&self, kinds: &[Groups]) -> Result<Vec<NcclId>, RunError> {
         let Some(ranks) = &self.ranks else { return Ok(Vec::new()) };
-        let rank = self.member().rank;
+        let rank = self.rank().index;
         let make = |groups: &Groups| match groups.place(rank) {
             0 => Ok(NcclId::new().map_err(refused)?.bytes().to_vec()),
             _ => Ok(Vec::new()),
@@ -158,7 +160,7 @@ impl ProcessGroup {
     }
 
     /// The reason for which a rank cannot use NCCL, from what each has found.
-    fn obstacle(&self, all: &[Found]) -> Result<Option<String>, RunError> {
+    fn obstacle(&self, all: &[UsablePaths]) -> Result<Option<String>, RunError> {
         let all: Vec<_> = all.iter().map(|found| &found.nccl).collect();
         let hosts = self.ranks.as_ref().map(|ranks| ranks.control.hosts()).unwrap_or_default();
         let place = |rank: usize| format!("rank {rank} ({})", hosts[rank]);

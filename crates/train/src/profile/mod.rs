@@ -244,7 +244,7 @@ impl Profiler {
                 TimedWork::Instance(index) => {
                     let labels = labels.entry(timed.program).or_insert_with(|| {
                         let program = learner.weights().engine().program(timed.program);
-                        program.instances.iter().map(|i| OpLabel::of(program, i)).collect()
+                        program.instances.iter().map(|i| OpLabel::new(program, i)).collect()
                     });
                     let together = if labels[index].is_collective() { together(timed, others) } else { 0 };
                     times = &others[together..];
@@ -295,13 +295,14 @@ struct OpLabel {
     track: Track,
     name: String,
     role: &'static str,
-    work: Work,
+    work: OpWork,
     args: Value,
 }
 
 impl OpLabel {
-    fn of(program: &Program, instance: &Instance) -> Self {
-        let (op, origin, work) = (instance.code.op().name(), &instance.origin, Work::of(program, instance));
+    fn new(program: &Program, instance: &Instance) -> Self {
+        let (op, origin, work) =
+            (instance.code.op().name(), &instance.origin, OpWork::from_instance(program, instance));
         let mut args = json!({
             "op": op,
             "block": origin.block,
@@ -356,19 +357,19 @@ impl OpLabel {
 
 /// Work of one run of an op.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Work {
+pub struct OpWork {
     /// Floating-point operations.
     pub flops: f64,
     /// Bytes of all operands, each once.
     pub bytes: usize,
 }
 
-impl Work {
+impl OpWork {
     /// Operations and operands of `instance`.
-    pub fn of(program: &Program, instance: &Instance) -> Self {
+    pub fn from_instance(program: &Program, instance: &Instance) -> Self {
         let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
         let bytes = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
-        Work { flops: instance.code.op().cost(&inputs, &outputs).flops(), bytes }
+        OpWork { flops: instance.code.op().cost(&inputs, &outputs).flops(), bytes }
     }
 }
 

@@ -89,9 +89,9 @@ pub(super) fn prepare(
         shards: source::shards(&parsed.config)?.map(|dataset| dataset.name().to_owned()),
         epoch_tokens: Some(corpus.loader.epoch_tokens()),
         recipe,
-        world_size: Some(process_group.member().world_size),
+        world_size: Some(process_group.rank().world_size),
     };
-    let mut planned = planned::planned_for(parsed.resolve(&facts)?, process_group.member())?;
+    let mut planned = planned::planned_for(parsed.resolve(&facts)?, process_group.rank())?;
     let config = &mut planned.resolved.config;
     config.log.command = Vec::new();
     config.train.out = Some(folder.path().display().to_string());
@@ -192,7 +192,7 @@ pub(super) fn measured_device(
 /// The remaining time of the run `planned` after `done` steps.
 pub(super) fn run_time(planned: &Planned, device: &Device, done: u64) -> Result<RunTime, RunError> {
     let program = programs::training(&planned.spec).map_err(LearnError::from)?;
-    Ok(RunTime::of(planned, &program, device, done)?)
+    Ok(RunTime::estimate(planned, &program, device, done)?)
 }
 
 /// Lines that report the choice and the remaining time after `done` steps.
@@ -231,7 +231,7 @@ pub(super) fn load(
     process_group: &ProcessGroup,
     recorded: BTreeMap<String, String>,
 ) -> Result<Loaded, RunError> {
-    let world_size = process_group.member().world_size;
+    let world_size = process_group.rank().world_size;
     let described = match world_size {
         1 => processor.describe(),
         n => format!("{n} x {}", processor.describe()),
@@ -337,7 +337,7 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
     } = parts;
     let mut position = parts.position;
     let Loaded { mut learner, evaluator, state_copy, hardware, recorded } = loaded;
-    let schedule = Schedule::of(&config, steps);
+    let schedule = Schedule::from_config(&config, steps);
     position.divergence.begin(learner.spec().model.vocab_size);
     let (model, tokenizer) = (&learner.spec().model, &corpus.tokenizer);
     let identity = exchange::Identity::new(hf, model, tokenizer, config.experts.balance_loss)?;

@@ -59,7 +59,7 @@ pub(super) fn begin(
         })?;
     check_fits(&planned, &processor, process_group)?;
     let (config, chosen) = (planned.resolved.config, planned.chosen);
-    process_group.compare(&Facts::of(&config, &planned.spec, &corpus, &processor)?, &processor)?;
+    process_group.compare(&Facts::collect(&config, &planned.spec, &corpus, &processor)?, &processor)?;
     let mut loaded = load(planned.spec, &config, processor, &corpus, process_group, BTreeMap::new())?;
     // Before the folder is created, so that a refusal leaves none.
     initial_weights(&mut loaded.learner, &config)?;
@@ -144,7 +144,7 @@ fn check_before_text(
     if is_counted && !is_given && source::shards(config)?.is_none() {
         return Ok(());
     }
-    let planned = spec::plan_for(parsed, processor.target(), process_group.member())?;
+    let planned = spec::plan_for(parsed, processor.target(), process_group.rank())?;
     processor.check(planned.spec.recipe)?;
     let (planned, _) = choose::decide(planned, device)?;
     if planned.vocabulary_bound.is_none() {

@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn what_is_recorded_is_read_and_what_is_damaged_is_nothing() {
         let folder = tempfile::tempdir().expect("a folder");
-        let run = RunFolder::at(folder.path());
+        let run = RunFolder::new(folder.path());
         assert_eq!(recorded(&run), BTreeMap::new());
         run.write(FILE, "{\"attention\": \"own\"}").expect("written");
         let expected = BTreeMap::from([("attention".to_owned(), "own".to_owned())]);
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn a_folder_in_its_place_is_passed_over() {
         let folder = tempfile::tempdir().expect("a folder");
-        let run = RunFolder::at(folder.path());
+        let run = RunFolder::new(folder.path());
         std::fs::create_dir(run.path().join(FILE)).expect("a folder");
         write(&run, &BTreeMap::from([("attention".to_owned(), "own".to_owned())]));
         assert_eq!(recorded(&run), BTreeMap::new());

@@ -38,10 +38,10 @@ pub(super) struct Jump {
 impl Rates {
     /// The rates after `done` steps of a run of the configuration `before`, and now; `None` if they follow
     /// one schedule, or if no step is done or left.
-    pub(super) fn of(before: &Config, now: &Config, epoch_tokens: u64, done: u64) -> Option<Self> {
+    pub(super) fn compare(before: &Config, now: &Config, epoch_tokens: u64, done: u64) -> Option<Self> {
         let steps = |config: &Config| config.train.total_steps(config.data.seq_len, Some(epoch_tokens));
         let steps = [steps(before)?, steps(now)?];
-        let [old, new] = [Schedule::of(before, steps[0]), Schedule::of(now, steps[1])];
+        let [old, new] = [Schedule::from_config(before, steps[0]), Schedule::from_config(now, steps[1])];
         if done == 0 || done >= steps[1] || new.is_like(&old, done) {
             return None;
         }
@@ -73,7 +73,7 @@ fn advice(old: &Schedule, now: &Config, steps: u64, done: u64, last: f64) -> Str
     let last = format!("{last:.2e}").parse().unwrap_or(last);
     let mut kept = now.clone();
     (kept.schedule.kind, kept.optimizer.lr) = (ScheduleKind::Wsd, last);
-    let schedule = Schedule::of(&kept, steps);
+    let schedule = Schedule::from_config(&kept, steps);
     let is_allowed = last > 0.0 && kept.schedule.min_lr.is_none_or(|min_lr| min_lr <= last);
     let keeps = (is_allowed && schedule.lr(done) == last).then(|| {
         let kind = if now.schedule.kind == ScheduleKind::Wsd { "" } else { "--set schedule.kind=wsd " };
@@ -137,7 +137,7 @@ mod tests {
 
     /// The line after `done` steps of a run over 6,400 tokens an epoch, which are 100 steps.
     fn said(before: &[&str], now: &[&str], done: u64) -> String {
-        let rates = Rates::of(&config(before), &config(now), 6400, done);
+        let rates = Rates::compare(&config(before), &config(now), 6400, done);
         rates.map(|rates| rates.to_string()).unwrap_or_default()
     }
 

@@ -74,7 +74,7 @@ fn report_changes(before: Option<&Config>, config: &Config, step: u64) {
 /// Logs how the learning rate goes on after `step`, if `config` has another schedule than that of the
 /// checkpoint, whose configuration was `before`.
 fn report_rates(before: Option<&Config>, config: &Config, loader: &Loader, step: u64) {
-    let rates = before.and_then(|before| Rates::of(before, config, loader.epoch_tokens(), step));
+    let rates = before.and_then(|before| Rates::compare(before, config, loader.epoch_tokens(), step));
     match rates {
         Some(rates) if rates.jump.as_ref().is_some_and(|jump| jump.is_up) => tracing::warn!("{rates}"),
         Some(rates) => tracing::info!("{rates}"),
@@ -126,7 +126,7 @@ fn load_state(
     let of_casts = [StateKind::Scale, StateKind::AmaxHistory];
     let held: HashMap<&str, &[usize]> =
         checkpoint.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect();
-    let mut state = SavedState::of(learner);
+    let mut state = SavedState::from_learner(learner);
     if !as_before {
         // A history of another length cannot be continued: scales stay, and the history begins again.
         let goes_on = |SavedValue { entry, tensor, .. }: &SavedValue| {

@@ -63,7 +63,7 @@ pub(super) fn resume(
     }
     let before = before.precision;
     let (config, chosen) = (planned.resolved.config, planned.chosen);
-    process_group.compare(&Facts::of(&config, &planned.spec, &corpus, &processor)?, &processor)?;
+    process_group.compare(&Facts::collect(&config, &planned.spec, &corpus, &processor)?, &processor)?;
     let recorded = if process_group.is_first() { choices::recorded(&folder) } else { BTreeMap::new() };
     let mut loaded = load(planned.spec, &config, processor, &corpus, process_group, recorded)?;
     let mut checkpoints = CheckpointWriter::open(&folder, true, process_group)?;

@@ -12,7 +12,7 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::position::{CONFIG, LOADER, POSITION, Position};
 use crate::process_group::ProcessGroup;
-use crate::state_io::{self, SavedState, Step};
+use crate::state_io::{self, CheckpointStep, SavedState};
 use crate::static_scales;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -69,7 +69,7 @@ pub(super) struct Snapshot {
 impl Snapshot {
     pub(super) fn write(store: &CheckpointStore, of: &Snapshot) -> Result<PathBuf, RunError> {
         let bytes = of.memory.as_slice();
-        let step = Step { number: of.step, documents: &of.documents };
+        let step = CheckpointStep { number: of.step, documents: &of.documents };
         let read = &mut |n: usize| Ok(&bytes[of.places[n].clone()]);
         state_io::write(store, of.channel.as_ref(), &step, &of.tensors, &of.rows, read)
     }
@@ -191,7 +191,7 @@ impl CheckpointWriter {
     ) -> Result<Option<WrittenCheckpoint>, RunError> {
         debug_assert!(self.writing.is_none(), "two saves never overlap");
         let begun = Instant::now();
-        let (step, state) = (at.step, SavedState::of(learner));
+        let (step, state) = (at.step, SavedState::from_learner(learner));
         let mut documents = vec![
             (POSITION.to_owned(), serde_json::json!(at)),
             (LOADER.to_owned(), serde_json::json!(loader.state(step * config.train.batch_size as u64))),
@@ -220,7 +220,7 @@ impl CheckpointWriter {
             );
         }
         sync()?;
-        let content = Step { number: step, documents: &documents };
+        let content = CheckpointStep { number: step, documents: &documents };
         let path = state.save(learner, &self.store, self.channel.as_ref(), &content)?;
         self.last = Some(step);
         retain(&self.store)?;
@@ -260,7 +260,7 @@ impl CheckpointWriter {
     /// Begins to allocate the memory for copies during the first steps, so that the first save stops training
     /// for no longer than the others.
     pub(super) fn prepare(&mut self, learner: &mut Learner) {
-        let (_, bytes) = places(&SavedState::of(learner).copied());
+        let (_, bytes) = places(&SavedState::from_learner(learner).copied());
         if let Some(mut memory) = self.allocate(bytes) {
             // Without a thread the first copy touches the pages.
             let take = move || {
@@ -277,7 +277,7 @@ impl CheckpointWriter {
         if let Some(Ok(memory)) = self.next_memory.take().map(JoinHandle::join) {
             self.memory = Arc::new(memory);
         }
-        let (_, bytes) = places(&SavedState::of(learner).copied());
+        let (_, bytes) = places(&SavedState::from_learner(learner).copied());
         if self.memory.as_slice().len() < bytes {
             let Some(memory) = self.allocate(bytes) else { return false };
             self.memory = Arc::new(memory);

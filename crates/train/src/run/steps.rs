@@ -9,10 +9,10 @@ use crate::evaluate::Tally;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use xtrain_distributed::CommError;
+use xtrain_rank::Rank;
 use xtrain_runtime::{EngineError, Ticket};
 use xtrain_step::error::LearnError;
 use xtrain_step::learner::{IN_FLIGHT, Step};
-use xtrain_step::member::Member;
 use xtrain_step::spans::{span, step_span};
 
 /// Steps whose results have not arrived, and the clock of the loop.
@@ -117,7 +117,7 @@ impl Run {
     /// update. Rank r of n takes micro-batches r, r + n, ...
     pub(super) fn launch(&mut self, number: u64, lr: f64) -> Result<Ticket, RunError> {
         let (batch_size, micro) = (self.config.train.batch_size, self.config.train.micro_batch_size());
-        let Member { rank, world_size } = self.process_group.member();
+        let Rank { index: rank, world_size } = self.process_group.rank();
         let first = number * batch_size as u64;
         let valid_targets = self.corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
         let micro_steps = self.learner.spec().micro_steps(batch_size);

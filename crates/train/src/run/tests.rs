@@ -142,7 +142,7 @@ fn a_save_that_fails_while_steps_are_made_ends_the_run_and_leaves_the_one_before
     assert!(error.is_users() && error.to_string().starts_with("step-8: cannot write"), "{error}");
     // The next save would have begun after step 12.
     assert!(!seen.contains(&Seen::Step(13)) && !seen.contains(&Seen::Saved(8)), "{seen:?}");
-    let kept = position(&RunFolder::at(folder.path().join("out"))).expect("checkpoints").expect("one");
+    let kept = position(&RunFolder::new(folder.path().join("out"))).expect("checkpoints").expect("one");
     assert_eq!(kept.step, 4);
 }
 
@@ -170,6 +170,6 @@ fn a_save_that_is_under_way_when_the_steps_end_badly_is_completed() {
     );
     assert!(begun.expect("a save").is_none(), "it is under way");
     drop(run);
-    let kept = position(&RunFolder::at(folder.path().join("out"))).expect("checkpoints").expect("one");
+    let kept = position(&RunFolder::new(folder.path().join("out"))).expect("checkpoints").expect("one");
     assert_eq!(kept.step, 3);
 }

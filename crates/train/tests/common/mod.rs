@@ -255,7 +255,7 @@ pub fn delayed_scales(learner: &mut Learner) -> StaticScales {
 /// Replaces the delayed scales of a learner with these, so that its next step casts by them.
 pub fn freeze(learner: &mut Learner, scales: &StaticScales) {
     for tensor in programs::training(learner.spec()).expect("a program").delayed {
-        let scale = scales.of(&tensor.layer.to_string(), tensor.operand).expect("a scale");
+        let scale = scales.get(&tensor.layer.to_string(), tensor.operand).expect("a scale");
         let engine = learner.weights().engine();
         engine.write_state(StateKind::Scale, &tensor.name, bytemuck::bytes_of(&scale)).expect("written");
     }

@@ -10,18 +10,17 @@ use std::sync::Arc;
 use std::thread;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
 use xtrain_checkpoint::{Checkpoint, CheckpointStore, Others};
-use xtrain_config::ReduceOrder;
 use xtrain_data::Tokenizer;
 use xtrain_distributed::{Alone, Channel, Communicator, ThreadChannel, ThreadCommunicator};
 use xtrain_model::{Description, Recipe};
-use xtrain_program::{Shard, StateKind};
+use xtrain_program::{Reduce, Shard, StateKind};
 use xtrain_step::layout::Layout;
 use xtrain_step::learner::{Learner, StepResult};
 use xtrain_step::programs;
 use xtrain_step::training_spec::TrainingSpec;
 use xtrain_train::error::RunError;
 use xtrain_train::exchange::{Identity, export, export_checkpoint, import};
-use xtrain_train::state_io::{self, SavedState, SavedValue, Step};
+use xtrain_train::state_io::{self, CheckpointStep, SavedState, SavedValue};
 
 /// Tensors by name.
 type Tensors = BTreeMap<String, Vec<u8>>;
@@ -58,7 +57,9 @@ fn run_part(world: &World, folder: &Path, steps: Range<usize>, number: u64) -> V
 }
 
 fn load(learner: &mut Learner, checkpoint: &Checkpoint) {
-    SavedState::of(learner).load(checkpoint, Others::Refuse, learner).expect("the state of this model");
+    SavedState::from_learner(learner)
+        .load(checkpoint, Others::Refuse, learner)
+        .expect("the state of this model");
     learner.weights().refresh().expect("weights");
 }
 
@@ -69,8 +70,8 @@ pub(crate) fn save(
     number: u64,
 ) -> Result<(), RunError> {
     let documents = [("step".to_string(), serde_json::json!(number))];
-    let step = Step { number, documents: &documents };
-    SavedState::of(learner).save(learner, store, channel, &step).map(drop)
+    let step = CheckpointStep { number, documents: &documents };
+    SavedState::from_learner(learner).save(learner, store, channel, &step).map(drop)
 }
 
 /// The whole tensors of a checkpoint.
@@ -106,10 +107,7 @@ fn a_run_in_any_world_that_goes_on_with_other_ranks_has_the_bits_of_one_that_was
     for recipe in Recipe::ALL {
         for case in 0..4 {
             let shards = if case & 1 == 0 { [Shard::Optimizer; 2] } else { [Shard::Weights, Shard::None] };
-            all.push((
-                World { reduce: ReduceOrder::AnyWorld, ..World::alone(recipe, case & 2 == 0, 4) },
-                shards,
-            ));
+            all.push((World { reduce: Reduce::AnyWorld, ..World::alone(recipe, case & 2 == 0, 4) }, shards));
         }
     }
     for (world, shards) in drawn(all) {
@@ -155,7 +153,7 @@ fn a_checkpoint_passes_through_every_kind_of_world_unchanged() {
         run_part(&base, folder.path(), 0..2, 0);
         let first = tensors(folder.path(), 0);
         assert!(first.values().all(|bytes| bytes.iter().any(|&byte| byte != 0)), "{recipe:?}");
-        let (same, any) = (ReduceOrder::SameWorld, ReduceOrder::AnyWorld);
+        let (same, any) = (Reduce::SameWorld, Reduce::AnyWorld);
         let kinds = [
             (4, 1, Shard::Optimizer, same),
             (1, 1, Shard::None, any),
@@ -163,7 +161,7 @@ fn a_checkpoint_passes_through_every_kind_of_world_unchanged() {
             (4, 1, Shard::None, any),
             (4, 2, Shard::Weights, any),
             (2, 1, Shard::Optimizer, any),
-            (6, 3, Shard::Gradients, ReduceOrder::Fast),
+            (6, 3, Shard::Gradients, Reduce::Fast),
             (4, 1, Shard::None, same),
             (2, 2, Shard::Weights, same),
             (4, 1, Shard::None, any),
@@ -208,7 +206,9 @@ fn the_first_replica_writes_the_rows() {
     // Ranks of the second replica have nothing to copy for a save.
     let copied = |rank| {
         let spec = world.spec(rank);
-        Layout::of(&spec).expect("a layout").copied_bytes(&programs::training(&spec).expect("a program"))
+        Layout::from_spec(&spec)
+            .expect("a layout")
+            .copied_bytes(&programs::training(&spec).expect("a program"))
     };
     assert!(copied(0) > 0 && copied(1) > 0 && [copied(2), copied(3)] == [0, 0]);
 }
@@ -251,7 +251,7 @@ fn an_export_of_a_checkpoint_is_that_of_one_process_and_ranks_import_their_rows_
         let mut learner =
             resized(World { micro_steps: 3, ..world }, 3, Shard::Optimizer).learner(communicator);
         import(learner.weights(), &from).expect("a model");
-        for value in SavedState::of(&mut learner).values {
+        for value in SavedState::from_learner(&mut learner).values {
             let SavedValue { entry, tensor, rows, .. } = value;
             if entry.kind == StateKind::Master {
                 let bytes = tensor.row_bytes();
@@ -288,7 +288,7 @@ fn reading_child() {
         let rank = communicator.rank();
         let mut learner = large_learner(ranks, communicator);
         let checkpoint = CheckpointStore::open(&folder).expect("a folder").latest().expect("steps");
-        let state = SavedState::of(&mut learner);
+        let state = SavedState::from_learner(&mut learner);
         let own: usize = state.values.iter().map(|v| v.rows.len() * v.tensor.row_bytes()).sum();
         let before = bytes_read();
         state.load(&checkpoint.expect("a step"), Others::Refuse, &mut learner).expect("the state");

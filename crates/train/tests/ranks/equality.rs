@@ -3,9 +3,8 @@
 use crate::common::relative;
 use crate::world::{RankRun, World, seed, whole, whole_gradients};
 use std::collections::BTreeMap;
-use xtrain_config::ReduceOrder;
 use xtrain_model::{Family, Recipe};
-use xtrain_program::{Gather, Shard, StateKind};
+use xtrain_program::{Gather, Reduce, Shard, StateKind};
 use xtrain_step::learner::Learner;
 use xtrain_tensor::{DType, Philox};
 
@@ -29,7 +28,7 @@ pub(crate) fn drawn<T>(mut all: Vec<T>) -> Vec<T> {
 
 /// The worlds of these numbers of ranks and replicas: every recipe, tied or not, with accumulation or not,
 /// cut or not.
-fn worlds(ranks: &[(usize, usize)], reduce: ReduceOrder) -> Vec<World> {
+fn worlds(ranks: &[(usize, usize)], reduce: Reduce) -> Vec<World> {
     let mut all = Vec::new();
     for recipe in Recipe::ALL {
         for case in 0..16 * ranks.len() {
@@ -71,9 +70,7 @@ pub(crate) fn assert_alike(world: &World, ranks: &[RankRun]) {
 
 #[test]
 fn ranks_have_equal_bits_and_are_near_one_process() {
-    for world in
-        drawn(worlds(&[(2, 1), (3, 1), (4, 1), (4, 2), (6, 2), (6, 3), (2, 2)], ReduceOrder::SameWorld))
-    {
+    for world in drawn(worlds(&[(2, 1), (3, 1), (4, 1), (4, 2), (6, 2), (6, 3), (2, 2)], Reduce::SameWorld)) {
         let ranks = world.run();
         assert_alike(&world, &ranks);
         if world.recipe == Recipe::Fp32 {
@@ -116,10 +113,7 @@ fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
 
 #[test]
 fn sums_for_any_world_have_the_bits_of_one_process() {
-    equal_one_process(&drawn(worlds(
-        &[(2, 1), (4, 1), (4, 2), (2, 2), (4, 4), (8, 2)],
-        ReduceOrder::AnyWorld,
-    )));
+    equal_one_process(&drawn(worlds(&[(2, 1), (4, 1), (4, 2), (2, 2), (4, 4), (8, 2)], Reduce::AnyWorld)));
 }
 
 /// Loads, losses of routers and their biases too.
@@ -132,7 +126,7 @@ fn mixtures_of_experts_have_the_bits_of_one_process_in_any_world() {
                 let recipe = if ranks == replicas * 2 { Recipe::Bf16 } else { Recipe::Fp32 };
                 let alone = World { sources: 2 * (case % 2), ..World::alone(recipe, case == 1, 1 + case) };
                 let experts = Some(family);
-                all.push(World { ranks, replicas, shard, reduce: ReduceOrder::AnyWorld, experts, ..alone });
+                all.push(World { ranks, replicas, shard, reduce: Reduce::AnyWorld, experts, ..alone });
             }
         }
     }
@@ -150,7 +144,7 @@ fn fp8_experts_have_the_bits_of_one_process_in_any_world() {
             let (ranks, replicas) = if case == 3 { (4, 2) } else { (2, 1) };
             let experts = Some(Family::MIXTRAL);
             let alone = World { experts, ..World::alone(recipe, case == 1, 1 + case % 2) };
-            all.push(World { ranks, replicas, shard, reduce: ReduceOrder::AnyWorld, ..alone });
+            all.push(World { ranks, replicas, shard, reduce: Reduce::AnyWorld, ..alone });
         }
     }
     equal_one_process(&drawn(all));
@@ -182,8 +176,8 @@ pub(crate) fn equal_one_process(worlds: &[World]) {
 /// Where NCCL does not add, the sums are those of `sum_ranks`.
 #[test]
 fn sums_of_the_communicator_have_the_bits_of_the_default() {
-    for world in drawn(worlds(&[(2, 1), (3, 1), (4, 1), (4, 2), (6, 3), (2, 2)], ReduceOrder::Fast)) {
-        let same_world = World { reduce: ReduceOrder::SameWorld, ..world };
+    for world in drawn(worlds(&[(2, 1), (3, 1), (4, 1), (4, 2), (6, 3), (2, 2)], Reduce::Fast)) {
+        let same_world = World { reduce: Reduce::SameWorld, ..world };
         let (ranks, expected) = (world.run(), same_world.run());
         assert_alike(&world, &ranks);
         assert_eq!(ranks[0].results, expected[0].results, "{world:?}");
@@ -212,9 +206,9 @@ fn weights_that_are_gathered_in_8_bits_have_the_bits_of_gathered_masters() {
         }
     }
     for world in drawn(all) {
-        let (ranks, expected) = (world.run(), World { gather: Gather::F32, ..world }.run());
+        let (ranks, expected) = (world.run(), World { gather: Gather::Fp32, ..world }.run());
         assert_alike(&world, &ranks);
-        assert_alike(&World { gather: Gather::F32, ..world }, &expected);
+        assert_alike(&World { gather: Gather::Fp32, ..world }, &expected);
         assert_eq!(ranks[0].results, expected[0].results, "{world:?}");
         let whole = |ranks| whole(world.first_replica(ranks));
         assert!(whole(&ranks) == whole(&expected), "{world:?}: other bits than with gathered masters");
@@ -287,12 +281,12 @@ fn a_step_that_is_not_finite_on_one_rank_is_skipped_on_all() {
     };
     for recipe in [Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Delayed, Recipe::Fp8Block] {
         for (shard, reduce, ranks, replicas) in [
-            (Shard::None, ReduceOrder::SameWorld, 3, 1),
-            (Shard::Optimizer, ReduceOrder::Fast, 3, 1),
-            (Shard::Optimizer, ReduceOrder::AnyWorld, 2, 1),
-            (Shard::Optimizer, ReduceOrder::SameWorld, 4, 2),
-            (Shard::Gradients, ReduceOrder::SameWorld, 2, 1),
-            (Shard::Weights, ReduceOrder::SameWorld, 4, 2),
+            (Shard::None, Reduce::SameWorld, 3, 1),
+            (Shard::Optimizer, Reduce::Fast, 3, 1),
+            (Shard::Optimizer, Reduce::AnyWorld, 2, 1),
+            (Shard::Optimizer, Reduce::SameWorld, 4, 2),
+            (Shard::Gradients, Reduce::SameWorld, 2, 1),
+            (Shard::Weights, Reduce::SameWorld, 4, 2),
         ] {
             let world = World { ranks, replicas, shard, reduce, ..World::alone(recipe, false, 2) };
             for (n, rank) in world.run_with(&damage).iter().enumerate() {

@@ -13,7 +13,7 @@ use xtrain_model::Recipe;
 use xtrain_program::Shard;
 use xtrain_tensor::DType;
 use xtrain_train::error::RunError;
-use xtrain_train::state_io::{Step, write};
+use xtrain_train::state_io::{CheckpointStep, write};
 
 fn small_world() -> World {
     World { ranks: 3, shard: Shard::Optimizer, ..World::alone(Recipe::Fp32, false, 1) }
@@ -139,7 +139,7 @@ fn ranks_that_still_write_when_rank_0_fails_do_not_report_a_missing_folder() {
         let rank = |channel: ThreadChannel| {
             let (rank, store) = (channel.rank(), CheckpointStore::open(folder.path()).expect("a folder"));
             let read = &mut |_| if rank == 0 { Err("the disk is full".into()) } else { Ok([0; 4]) };
-            let (step, rows) = (Step { number: 1, documents: &[] }, rank..rank + 1);
+            let (step, rows) = (CheckpointStep { number: 1, documents: &[] }, rank..rank + 1);
             let channel: Box<dyn Channel> =
                 if rank == 0 { Box::new(channel) } else { Box::new(Late(channel)) };
             write(&store, channel.as_ref(), &step, &tensors, slice::from_ref(&rows), read)

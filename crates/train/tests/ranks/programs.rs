@@ -2,11 +2,10 @@
 
 use crate::world::World;
 use std::collections::HashMap;
-use xtrain_config::ReduceOrder;
 use xtrain_model::{Family, Recipe};
 use xtrain_program::order::{self, Order};
 use xtrain_program::{
-    Gather, Group, Instance, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId, When,
+    Gather, Group, Instance, Lane, Phase, Program, Reduce, Role, Shard, StateKind, Storage, ValueId, When,
 };
 use xtrain_step::engine::Target;
 use xtrain_step::layout::Layout;
@@ -21,7 +20,7 @@ fn training(world: &World, rank: usize) -> Program {
 #[test]
 fn what_is_gathered_is_read_before_it_is_gathered_again() {
     for recipe in [Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Row, Recipe::Fp8Block] {
-        let alone = World { gather: Gather::F32, ..World::alone(recipe, false, 2) };
+        let alone = World { gather: Gather::Fp32, ..World::alone(recipe, false, 2) };
         let world = World { ranks: 3, shard: Shard::Optimizer, ..alone };
         let training = training(&world, 0);
         for program in [programs::refresh(&training).expect("a program"), training] {
@@ -169,9 +168,9 @@ fn writes(program: &Program, instance: usize, value: ValueId) -> bool {
 #[test]
 fn gradients_are_added_a_block_after_they_are_exchanged() {
     for (shard, reduce) in [
-        (Shard::None, ReduceOrder::SameWorld),
-        (Shard::Optimizer, ReduceOrder::SameWorld),
-        (Shard::Optimizer, ReduceOrder::AnyWorld),
+        (Shard::None, Reduce::SameWorld),
+        (Shard::Optimizer, Reduce::SameWorld),
+        (Shard::Optimizer, Reduce::AnyWorld),
     ] {
         let world = World { ranks: 2, shard, reduce, ..World::alone(Recipe::Bf16, true, 4) };
         let program = training(&world, 0);
@@ -194,7 +193,7 @@ fn gradients_are_added_a_block_after_they_are_exchanged() {
 
 #[test]
 fn the_collectives_of_a_block_are_issued_together() {
-    for reduce in [ReduceOrder::SameWorld, ReduceOrder::Fast] {
+    for reduce in [Reduce::SameWorld, Reduce::Fast] {
         let alone = World::alone(Recipe::Bf16, true, 2);
         issues_blocks_together(&World { ranks: 2, shard: Shard::Weights, reduce, ..alone });
     }
@@ -246,7 +245,7 @@ fn a_communicator_that_adds_needs_no_room_for_the_gradients_of_all_ranks() {
     for shard in [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights] {
         let alone = World { layers: 3, ..World::alone(Recipe::Bf16, false, 2) };
         let same_world = World { ranks: 4, shard, ..alone };
-        let worlds = [same_world, World { reduce: ReduceOrder::Fast, ..same_world }];
+        let worlds = [same_world, World { reduce: Reduce::Fast, ..same_world }];
         let [exchanges, adds] = worlds.map(|world| training(&world, 0));
         let count = |name: &str| adds.instances.iter().filter(|i| i.code.op().name() == name).count();
         let parameters = adds.parameters.len();
@@ -341,7 +340,7 @@ fn some_ranks_have_nothing_of_some_matrices() {
         World { ranks: 4, replicas: 2, shard: Shard::Weights, ..World::alone(Recipe::Fp8Block, false, 1) };
     for world in [world, World { replicas: 1, ..world }] {
         let nothing = |rank| {
-            let layout = Layout::of(&world.spec(rank)).expect("a layout");
+            let layout = Layout::from_spec(&world.spec(rank)).expect("a layout");
             let names = world.spec(rank).model.parameters().into_iter().map(|p| p.name);
             let held = |name: &String| layout.held(StateKind::Master, name).expect("a cut").rows;
             names.filter(|name| name.contains("proj.weight") && held(name).is_empty()).count()

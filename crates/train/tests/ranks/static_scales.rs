@@ -4,10 +4,9 @@ use crate::common::delayed_scales;
 use crate::equality::{assert_alike, drawn, equal_one_process};
 use crate::world::{FixedScales, RankRun, STEPS, World, whole};
 use std::sync::Arc;
-use xtrain_config::ReduceOrder;
 use xtrain_distributed::Alone;
 use xtrain_model::{Family, Recipe, StaticScales};
-use xtrain_program::{CastOperand, Gather, Shard, StateKind};
+use xtrain_program::{CastOperand, Gather, Reduce, Shard, StateKind};
 use xtrain_step::learner::StepResult;
 
 /// Scales of a run of one process with delayed ones. One tensor saturates at them.
@@ -24,13 +23,13 @@ fn scales(world: World) -> &'static StaticScales {
 }
 
 /// Worlds in all modes, with their static scales.
-fn worlds(reduce: ReduceOrder, experts: Option<Family>) -> Vec<World> {
+fn worlds(reduce: Reduce, experts: Option<Family>) -> Vec<World> {
     let mut all = Vec::new();
     for (case, shard) in
         [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights].into_iter().enumerate()
     {
         for (ranks, replicas) in [(2, 1), (4, 2)] {
-            let gather = [Gather::Auto, Gather::F32, Gather::Bf16][(case + ranks / 2) % 3];
+            let gather = [Gather::Auto, Gather::Fp32, Gather::Bf16][(case + ranks / 2) % 3];
             let alone = World { experts, ..World::alone(Recipe::Fp8Delayed, case % 2 == 1, 1 + case % 2) };
             let world = World { ranks, replicas, shard, reduce, gather, prefetch_blocks: case % 3, ..alone };
             all.push(World { scales: Some(FixedScales::Static(scales(world))), ..world });
@@ -69,13 +68,13 @@ fn equal_frozen(worlds: Vec<World>) {
 
 #[test]
 fn ranks_have_the_bits_of_frozen_delayed_scales() {
-    let all = [ReduceOrder::SameWorld, ReduceOrder::Fast].map(|reduce| worlds(reduce, None));
+    let all = [Reduce::SameWorld, Reduce::Fast].map(|reduce| worlds(reduce, None));
     equal_frozen(drawn(all.into_iter().flatten().collect()));
 }
 
 #[test]
 fn ranks_of_a_mixture_of_experts_have_the_bits_of_frozen_delayed_scales() {
-    let all = [ReduceOrder::SameWorld, ReduceOrder::Fast].map(|reduce| worlds(reduce, Some(Family::MIXTRAL)));
+    let all = [Reduce::SameWorld, Reduce::Fast].map(|reduce| worlds(reduce, Some(Family::MIXTRAL)));
     // Half of them: each mode of sharding with each number of ranks in one order of sums.
     let all = all.into_iter().flatten().enumerate();
     equal_frozen(all.filter(|(n, _)| (n + n / 8) % 2 == 0).map(|(_, world)| world).collect());
@@ -85,8 +84,7 @@ fn ranks_of_a_mixture_of_experts_have_the_bits_of_frozen_delayed_scales() {
 fn any_world_has_the_bits_and_the_saturated_casts_of_one_process() {
     let of_parts = |world: &World| world.gather != Gather::Bf16;
     for experts in [None, Some(Family::MIXTRAL)] {
-        let worlds: Vec<World> =
-            worlds(ReduceOrder::AnyWorld, experts).into_iter().filter(of_parts).collect();
+        let worlds: Vec<World> = worlds(Reduce::AnyWorld, experts).into_iter().filter(of_parts).collect();
         equal_one_process(&worlds);
     }
 }

@@ -5,12 +5,12 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use xtrain_config::ReduceOrder;
 use xtrain_distributed::{
     Communicator, Control, Secret, StartOptions, TcpCommunicator, ThreadCommunicator, World as Place,
 };
 use xtrain_model::Recipe;
-use xtrain_program::{Payload, Shard};
+use xtrain_program::{Payload, Reduce, Shard};
+use xtrain_rank::Rank;
 use xtrain_step::programs;
 use xtrain_tensor::DType;
 
@@ -24,7 +24,7 @@ fn worlds(ranks: usize) -> impl Iterator<Item = World> {
         };
         let in_bf16 = [of(Recipe::Bf16, 1), of(Recipe::Fp8Delayed, 3)];
         let in_bf16 = in_bf16.map(|world| World { reduce_dtype: DType::BF16, ..world });
-        in_bf16.into_iter().chain([World { reduce: ReduceOrder::Fast, ..of(Recipe::Bf16, 3) }])
+        in_bf16.into_iter().chain([World { reduce: Reduce::Fast, ..of(Recipe::Bf16, 3) }])
     })
 }
 
@@ -59,16 +59,9 @@ fn processes_send_as_many_bytes_over_tcp_as_planned() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
     drop(listener);
-    let place = |rank| Place {
-        rank,
-        world_size: 2,
-        local_rank: rank,
-        local_world_size: 2,
-        address: "127.0.0.1".into(),
-        port,
-    };
+    let place = |rank| Place { rank, local_rank: rank, address: "127.0.0.1".into(), port };
     thread::scope(|scope| {
-        for rank in 0..2 {
+        for rank in Rank::all(2) {
             scope.spawn(move || {
                 let secret = Secret::value("0123456789abcdef0123456789abcdef").expect("a long secret");
                 let start = StartOptions { deadline: limit, ..StartOptions::default() };

@@ -5,13 +5,13 @@ use crate::counting::{Counting, Sent};
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::thread;
-use xtrain_config::ReduceOrder;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::decoder::{Balancing, Batch};
 use xtrain_model::{Architecture, BlockSet, Description, Family, Mixture, Recipe, StaticScales};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Gather, Parallel, Reduce, Shard, StateKind};
+use xtrain_rank::Rank;
 use xtrain_runtime::{Checks, CpuEngine};
 use xtrain_step::engine::Target;
 use xtrain_step::layout::HeldRows;
@@ -73,7 +73,7 @@ pub(crate) struct World {
     /// Groups of ranks that each have all state.
     pub(crate) replicas: usize,
     pub(crate) shard: Shard,
-    pub(crate) reduce: ReduceOrder,
+    pub(crate) reduce: Reduce,
     pub(crate) reduce_dtype: DType,
     pub(crate) prefetch_blocks: usize,
     /// How weights in FP8 are gathered.
@@ -144,7 +144,7 @@ impl World {
             micro_steps,
             replicas: 1,
             shard: Shard::None,
-            reduce: ReduceOrder::SameWorld,
+            reduce: Reduce::SameWorld,
             reduce_dtype: DType::F32,
             prefetch_blocks: 1,
             gather: Gather::Auto,
@@ -158,17 +158,12 @@ impl World {
 
     /// The specification of the step on a rank.
     pub(crate) fn spec(&self, rank: usize) -> TrainingSpec {
-        let reduce = match self.reduce {
-            ReduceOrder::SameWorld => Reduce::SameWorld,
-            ReduceOrder::AnyWorld => Reduce::AnyWorld { micro_steps: self.micro_steps },
-            ReduceOrder::Fast => Reduce::Fast,
-        };
         let parallel = Parallel {
-            world_size: self.ranks,
-            rank,
+            rank: Rank { index: rank, world_size: self.ranks },
             replicas: self.replicas,
             shard: self.shard,
-            reduce,
+            reduce: self.reduce,
+            tree_micro_steps: if self.reduce.is_any_world() { self.micro_steps } else { 1 },
             reduce_dtype: self.reduce_dtype,
             prefetch_blocks: self.prefetch_blocks,
             gather: self.gather,
@@ -263,7 +258,7 @@ impl World {
 
     /// Runs step `number` on a rank. A step has the same micro-batches in all worlds of as many.
     pub(crate) fn step(&self, learner: &mut Learner, number: usize) -> StepResult {
-        let (rank, vocabulary) = (learner.spec().parallel.rank, learner.spec().model.vocab_size);
+        let (rank, vocabulary) = (learner.spec().parallel.rank.index, learner.spec().model.vocab_size);
         let count = self.ranks * self.micro_steps;
         let seeds = (number * count..).take(count);
         let batches: Vec<TokenBatch> =

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::terminal;
 use serde::Serialize;
 use xtrain_config::Parsed;
-use xtrain_lab::bench::{self, AttentionShape, GemmShape, OpBenchOptions, OpSpeeds, Rates};
+use xtrain_lab::bench::{self, AttentionShape, GemmShape, OpBenchOptions, OpRates, OpSpeeds};
 use xtrain_program::WriteMode;
 use xtrain_report::metrics::format;
 use xtrain_step::engine::Target;
@@ -94,7 +94,7 @@ fn show<Row: Serialize>(
     json: bool,
     head: &str,
     columns: impl Fn(&Row) -> String,
-    rates: impl Fn(&Row) -> Rates,
+    rates: impl Fn(&Row) -> OpRates,
 ) -> Result<(), Failure> {
     if json {
         return terminal::print_json(speeds).map(|_| ());
@@ -114,7 +114,7 @@ fn show<Row: Serialize>(
         "%"
     );
     for row in &speeds.rows {
-        let Rates { seconds, tflops, gigabytes_per_second, of_product, of_copy } = rates(row);
+        let OpRates { seconds, tflops, gigabytes_per_second, of_product, of_copy } = rates(row);
         out.push_str(&format!(
             "{}{:>11.1}{:>10}{:>7.1}{:>9}{:>7.1}\n",
             columns(row),

@@ -4,7 +4,7 @@ use crate::cli::CompareArgs;
 use crate::failure::Failure;
 use crate::terminal;
 use xtrain_checkpoint::first_few;
-use xtrain_report::seed_gap::{COMPARE_FILE, Comparison, Rows, Table};
+use xtrain_report::seed_gap::{COMPARE_FILE, Comparison, GroupRows, Table};
 use xtrain_train::run_file;
 
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
@@ -29,7 +29,7 @@ fn text(comparison: &Comparison) -> String {
     let names = columns.iter().map(|column| column.name.to_owned());
     let mut rows: Vec<Vec<String>> =
         vec![["runs", "loss of"].map(String::from).into_iter().chain(names).collect()];
-    for Rows { runs, losses, .. } in groups {
+    for GroupRows { runs, losses, .. } in groups {
         for (n, (loss, cells)) in losses.into_iter().enumerate() {
             let name = if n == 0 { named(&runs) } else { String::new() };
             let cells = cells.into_iter().map(|cell| cell.unwrap_or_else(|| "-".into()));

@@ -127,7 +127,7 @@ fn every(inspection: &Inspection) -> String {
             format::percent(t.underflow, 4),
             format::percent(t.saturation, 4),
             magnitude(t.amax),
-            kept(t),
+            bf16_reason(t),
             not_finite(t.not_finite)
         ));
     }
@@ -177,7 +177,7 @@ fn by_layer(inspection: &Inspection) -> String {
             format::percent(most(|t| t.underflow), 4),
             format::percent(most(|t| t.saturation), 4),
             magnitude(most(|t| t.amax)),
-            kept(worst),
+            bf16_reason(worst),
             not_finite(all)
         ));
     }
@@ -188,7 +188,7 @@ fn by_layer(inspection: &Inspection) -> String {
 }
 
 /// The reason why the run computes the GEMM in bf16, if it does.
-fn kept(tensor: &TensorCast) -> String {
+fn bf16_reason(tensor: &TensorCast) -> String {
     tensor.bf16_reason.as_ref().map(|why| format!("  bf16: {why}")).unwrap_or_default()
 }
 

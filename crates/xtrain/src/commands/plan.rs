@@ -11,10 +11,10 @@ use xtrain_planner::advice::Planner;
 use xtrain_planner::estimate::Device;
 use xtrain_planner::planned::Planned;
 use xtrain_planner::{choose, fp8_skip};
+use xtrain_rank::Rank;
 use xtrain_report::lanes::write_lanes;
 use xtrain_step::engine::{Processor, Room, Target};
 use xtrain_step::error::LearnError;
-use xtrain_step::member::Member;
 use xtrain_step::programs;
 use xtrain_train::process_group::transport;
 use xtrain_train::spec::plan_for;
@@ -45,11 +45,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         let spans_nodes = args.processes.gpus.is_some() && ranks > args.gpus_per_node;
         transport::check(&parsed.config.parallel, target == Target::Cuda, spans_nodes)?;
     }
-    let planned = plan_for(&parsed, target, Member::first_of(ranks))?;
+    let planned = plan_for(&parsed, target, Rank::first_of(ranks))?;
     let recipe = planned.spec.recipe;
     let device = match (&args.device_model, &processor, args.memory) {
         (Some(model), ..) => Some(Device::model(model)?),
-        (None, Some(processor), _) => Some(Device::of(processor, recipe, threads).shared_by(ranks)),
+        (None, Some(processor), _) => Some(Device::new(processor, recipe, threads).shared_by(ranks)),
         (None, None, memory) => memory.map(|size| Device::of_memory(size.0)),
     };
     let device = device.map(|device| match args.memory {
@@ -61,16 +61,16 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         return dump(args, planned, device.as_ref(), processor.as_ref());
     }
     let has = processor.as_ref().and_then(|own| Some((own.room_of_each(ranks)?, own.owner(ranks))));
-    let modelled = || Some((Room::of(device.as_ref()?.usable_bytes?), device.as_ref()?.name.clone()));
+    let modelled = || Some((Room::new(device.as_ref()?.usable_bytes?), device.as_ref()?.name.clone()));
     let room = args
         .memory
-        .map(|size| (Room::of(size.0), "the device (--memory)".to_owned()))
+        .map(|size| (Room::new(size.0), "the device (--memory)".to_owned()))
         .or(has)
         .or_else(modelled);
     let replan = |ranks: usize, settings: &[String]| -> Result<Planned, Failure> {
         let changed: Vec<Override> =
             sets.iter().cloned().chain(settings.iter().cloned().map(Override::Set)).collect();
-        Ok(plan_for(&load(&args.run.file, &changed, ranks)?, target, Member::first_of(ranks))?)
+        Ok(plan_for(&load(&args.run.file, &changed, ranks)?, target, Rank::first_of(ranks))?)
     };
     let advised = match &device {
         Some(device) => {
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
                 "--svg draws times, and there is no device to estimate them for; name one, as in --device-model h100",
             ));
         };
-        let ranks = planned.member.world_size;
+        let ranks = planned.rank.world_size;
         let title = format!("{}: a step on {ranks} x {}", planned.spec.model, device.name);
         write_lanes(path, &timeline.picture(&title, &program))?;
     }
@@ -170,10 +170,10 @@ fn load(path: &Path, sets: &[Override], ranks: usize) -> Result<Parsed, Failure>
     let is_of_model = |set: &&Override| matches!(set, Override::Set(set) if set.starts_with("model.") || set.starts_with("experts."));
     let of_model: Vec<Override> = sets.iter().filter(is_of_model).cloned().collect();
     let first = parse(Example { seq_len: 1, tokens: 1, batch_size: ranks }, &of_model)?;
-    let planned = plan_for(&first, Target::Cuda, Member::first_of(ranks))?;
+    let planned = plan_for(&first, Target::Cuda, Rank::first_of(ranks))?;
     let seq_len = planned.spec.model.context().min(SEQ_LEN);
     let active = planned.spec.model.active_parameter_count() as u64;
-    Ok(parse(Example::of(active, seq_len, ranks), sets)?)
+    Ok(parse(Example::new(active, seq_len, ranks), sets)?)
 }
 
 /// Tokens of a sequence of a model that is planned without a run file, if it was made for as many.
@@ -198,7 +198,7 @@ struct Example {
 
 impl Example {
     /// The run of a model with so many active parameters, with a batch that `ranks` share evenly.
-    fn of(active: u64, seq_len: usize, ranks: usize) -> Example {
+    fn new(active: u64, seq_len: usize, ranks: usize) -> Example {
         let tokens = TOKENS_PER_PARAMETER * active.max(1);
         let sequences = (tokens / STEPS).min(STEP_TOKENS) / seq_len as u64;
         let rounded = 1 << sequences.max(1).ilog2();

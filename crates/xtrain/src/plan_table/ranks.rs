@@ -21,7 +21,7 @@ pub(super) fn text(
     micro_steps: usize,
     advised: Option<&Advised<'_>>,
 ) -> String {
-    let ranks = spec.parallel.world_size;
+    let ranks = spec.parallel.rank.world_size;
     if ranks == 1 {
         return String::new();
     }
@@ -37,15 +37,15 @@ pub(super) fn text(
     if let Some(Advised { advice, device, .. }) = advised {
         out.push('\n');
         let available = advice.fit.as_ref().map(|fit| fit.room.available_bytes);
-        let row = |of: &&Candidate| Row {
-            mode: Mode::of(of, device),
+        let row = |of: &&Candidate| ModeRow {
+            mode: Mode::from_candidate(of, device),
             is_given: std::ptr::eq(*of, advice.given()),
             is_proposed: advice.proposed().is_some_and(|proposed| std::ptr::eq(*of, proposed)),
         };
-        let rows: Vec<Row> = advice.modes().iter().map(row).collect();
+        let rows: Vec<ModeRow> = advice.modes().iter().map(row).collect();
         out.push_str(&beside_each_other(&rows, micro_steps, available));
     }
-    let Ok(layout) = Layout::of(spec) else { return out };
+    let Ok(layout) = Layout::from_spec(spec) else { return out };
     let shards = spec.parallel.shards();
     if let Some((name, units)) = layout.fewest_units(&spec.model).filter(|_| layout.cuts_state())
         && let Some(replicas) = evening_replicas(ranks, units)
@@ -121,7 +121,7 @@ fn sent(ranks: usize, program: &Program, micro_steps: usize) -> String {
 }
 
 /// A row of the table of modes.
-struct Row {
+struct ModeRow {
     mode: Mode,
     /// True for the configured step.
     is_given: bool,
@@ -130,7 +130,7 @@ struct Row {
 }
 
 /// The modes, and which to use if a rank has so many bytes `available`.
-fn beside_each_other(rows: &[Row], micro_steps: usize, available: Option<u64>) -> String {
+fn beside_each_other(rows: &[ModeRow], micro_steps: usize, available: Option<u64>) -> String {
     // Some may have larger micro-batches.
     let usual = rows.iter().map(|row| row.mode.micro_batch_size).min();
     let others = |mode: &Mode| -> Vec<String> {
@@ -153,7 +153,7 @@ fn beside_each_other(rows: &[Row], micro_steps: usize, available: Option<u64>) -
         "parallel.shard", "memory", "step", "exposed", "MFU"
     );
     let available = available.unwrap_or(u64::MAX);
-    for Row { mode, is_given, is_proposed } in rows {
+    for ModeRow { mode, is_given, is_proposed } in rows {
         let each = if micro_steps > 1 { format::bytes(mode.micro_step_bytes) } else { String::new() };
         let mfu = mode.mfu.map_or(String::new(), |mfu| format::percent(mfu, 1));
         let fits = mode.needed_bytes <= available;
@@ -179,11 +179,11 @@ fn beside_each_other(rows: &[Row], micro_steps: usize, available: Option<u64>) -
     let given = rows.iter().find(|row| row.is_given).map(|row| &row.mode);
     let given = given.filter(|given| given.needed_bytes <= available);
     out + &match (rows.iter().find(|row| row.is_proposed), given) {
-        (Some(Row { mode, .. }), Some(given)) => {
+        (Some(ModeRow { mode, .. }), Some(given)) => {
             let faster = format::faster(given.seconds, mode.seconds, "configured");
             format!("the fastest{fits} is {}, {faster}\n", quoted(mode))
         }
-        (Some(Row { mode, .. }), None) => format!("the fastest{fits} is {}\n", quoted(mode)),
+        (Some(ModeRow { mode, .. }), None) => format!("the fastest{fits} is {}\n", quoted(mode)),
         (None, Some(given)) => {
             format!("no mode{fits} is much faster than {}, as configured\n", quoted(given))
         }
@@ -205,6 +205,7 @@ mod tests {
     use std::path::Path;
     use xtrain_config::Config;
     use xtrain_program::{Parallel, Shard};
+    use xtrain_rank::Rank;
     use xtrain_step::programs;
     use xtrain_train::spec;
 
@@ -217,7 +218,10 @@ mod tests {
         let parsed =
             Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[] as &[&str]).expect("a run file");
         let spec = spec::plan(&parsed).expect("a plan").spec;
-        let spec = TrainingSpec { parallel: Parallel { world_size, shard, ..Parallel::ALONE }, ..spec };
+        let spec = TrainingSpec {
+            parallel: Parallel { rank: Rank::first_of(world_size), shard, ..Parallel::ALONE },
+            ..spec
+        };
         let program = programs::training(&spec).expect("a program");
         (spec, program)
     }
@@ -258,8 +262,8 @@ mod tests {
             mfu: Some(0.5),
             chosen: Some("recompute=none".into()),
         };
-        let row = |mode, is_given, is_proposed| Row { mode, is_given, is_proposed };
-        use xtrain_config::Shard;
+        let row = |mode, is_given, is_proposed| ModeRow { mode, is_given, is_proposed };
+        use xtrain_program::Shard;
         let three = |proposed: usize| {
             vec![
                 row(mode(Shard::None, 3 << 30, 0.9), false, proposed == 0),
@@ -305,8 +309,8 @@ mod tests {
         let (spec, program) = of_world(3, Shard::Optimizer);
         let held: Vec<usize> = (0..3)
             .map(|rank| {
-                let parallel = Parallel { rank, ..spec.parallel };
-                let layout = Layout::of(&TrainingSpec { parallel, ..spec.clone() }).expect("a layout");
+                let parallel = Parallel { rank: spec.parallel.rank.with_index(rank), ..spec.parallel };
+                let layout = Layout::from_spec(&TrainingSpec { parallel, ..spec.clone() }).expect("a layout");
                 let rows = |name: &str| layout.held(StateKind::Master, name).expect("a part").rows.len();
                 let elements =
                     |p: &xtrain_model::ParameterSpec| rows(&p.name) * p.shape[1..].iter().product::<usize>();

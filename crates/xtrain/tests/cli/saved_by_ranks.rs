@@ -13,10 +13,11 @@ use xtrain_distributed::{ThreadChannel, ThreadCommunicator};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_planner::planned;
 use xtrain_program::{Parallel, Shard};
+use xtrain_rank::Rank;
 use xtrain_runtime::CpuEngine;
 use xtrain_step::learner::Learner;
 use xtrain_step::training_spec::TrainingSpec;
-use xtrain_train::state_io::{SavedState, Step};
+use xtrain_train::state_io::{CheckpointStep, SavedState};
 
 /// Sizes that FP8 takes, with scales and histories in the checkpoint.
 const FP8: &str = "--set precision.recipe=fp8-delayed --set precision.skip_slower=[] --set data.seq_len=32 --set model.ffn_dim=32";
@@ -33,19 +34,22 @@ fn save_again(run: &Path, ranks: usize) {
     let places = ThreadCommunicator::world(ranks).into_iter().zip(ThreadChannel::world(ranks));
     thread::scope(|scope| {
         for (rank, (communicator, channel)) in places.enumerate() {
-            let parallel =
-                Parallel { world_size: ranks, rank, shard: Shard::Optimizer, ..planned.spec.parallel };
+            let parallel = Parallel {
+                rank: Rank { index: rank, world_size: ranks },
+                shard: Shard::Optimizer,
+                ..planned.spec.parallel
+            };
             let spec = TrainingSpec { parallel, ..planned.spec.clone() };
             let (folder, again, documents) = (&folder, again.path(), &documents);
             scope.spawn(move || {
                 let engine =
                     CpuEngine::new(Arc::new(cpu_kernels())).with_communicator(Arc::new(communicator));
                 let mut learner = Learner::new(Box::new(engine), spec, 1).expect("a learner");
-                let state = SavedState::of(&mut learner);
+                let state = SavedState::from_learner(&mut learner);
                 let old = open(folder);
                 state.load(&old, Others::Refuse, &mut learner).expect("the state");
                 let store = CheckpointStore::open(again).expect("a folder");
-                let step = Step { number: old.step(), documents };
+                let step = CheckpointStep { number: old.step(), documents };
                 state.save(&mut learner, &store, &channel, &step).expect("a checkpoint");
             });
         }

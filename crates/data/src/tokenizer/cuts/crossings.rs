@@ -10,13 +10,13 @@ use std::sync::LazyLock;
 
 use tokenizers::utils::SysRegex;
 
-use super::expression::{Edge, Expression, Reader};
+use super::expression::{CharacterTest, Edge, Expression};
 use crate::catch_panic::catch_panic;
 use crate::tokenizer::words::{CharClass, char_class};
 
 /// A kind of cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Context {
+pub(super) enum CutContext {
     /// After a letter, before a single space and a letter.
     Space {
         /// True if a mark may be before the space, because normalization decomposes the letter.
@@ -64,12 +64,12 @@ static ALPHABET: LazyLock<Alphabet> = LazyLock::new(|| {
 pub(super) struct Crossings {
     expression: Expression,
     source: SysRegex,
-    parts: Vec<Part>,
+    parts: Vec<PatternPart>,
 }
 
 /// The characters that a part can match.
 #[derive(Clone, Copy)]
-struct Part {
+struct PatternPart {
     letter: bool,
     letter_or_mark: bool,
     non_space: bool,
@@ -77,8 +77,8 @@ struct Part {
     newline: bool,
 }
 
-impl Part {
-    fn new(source: &str) -> Option<Part> {
+impl PatternPart {
+    fn new(source: &str) -> Option<PatternPart> {
         let regex = SysRegex::new(source).ok()?;
         let matches = |text: &str| {
             catch_panic(|| Ok::<_, String>(regex.find_iter(text).any(|(start, end)| start < end))).ok()
@@ -86,7 +86,7 @@ impl Part {
         let letter = matches(&ALPHABET.letters)?;
         let letter_or_mark = letter || matches(&ALPHABET.marks)?;
         let non_space = letter_or_mark || matches(&ALPHABET.others)?;
-        Some(Part { letter, letter_or_mark, non_space, space: matches(" ")?, newline: matches("\n")? })
+        Some(PatternPart { letter, letter_or_mark, non_space, space: matches(" ")?, newline: matches("\n")? })
     }
 
     fn follows_newline(self, following: Following) -> bool {
@@ -109,10 +109,10 @@ impl Crossings {
     }
 
     fn new(expression: Expression, source: SysRegex) -> Option<Crossings> {
-        let mut known: BTreeMap<&str, Part> = BTreeMap::new();
+        let mut known: BTreeMap<&str, PatternPart> = BTreeMap::new();
         for source in &expression.parts {
             if !known.contains_key(source.as_str()) {
-                known.insert(source, Part::new(source)?);
+                known.insert(source, PatternPart::new(source)?);
             }
         }
         let parts = expression.parts.iter().map(|source| known[source.as_str()]).collect();
@@ -120,13 +120,13 @@ impl Crossings {
     }
 
     /// The matches at a cut. `None` if the parts of a text may have other matches than the text.
-    pub(super) fn at(&self, context: Context) -> Option<Matches> {
+    pub(super) fn find(&self, context: CutContext) -> Option<Matches> {
         if self.expression.is_nullable {
             return None;
         }
         match context {
-            Context::Space { marks } => self.at_space(marks),
-            Context::Newline(following) => self.at_newline(following),
+            CutContext::Space { marks } => self.at_space(marks),
+            CutContext::Newline(following) => self.at_newline(following),
         }
     }
 
@@ -137,8 +137,10 @@ impl Crossings {
         };
         let crosses = |edge: &Edge| match (edge.from, edge.to) {
             (None, _) => false,
-            (Some(from), Reader::Part { part, .. }) => ends_before_space(from) && self.parts[part].space,
-            (Some(from), Reader::End) => ends_before_space(from),
+            (Some(from), CharacterTest::Part { part, .. }) => {
+                ends_before_space(from) && self.parts[part].space
+            }
+            (Some(from), CharacterTest::End) => ends_before_space(from),
         };
         if self.expression.edges.iter().any(crosses) {
             return None;
@@ -171,17 +173,19 @@ impl Crossings {
         let end = self.has_alternative("\n");
         let starts_match = |part: usize| {
             end && self.expression.edges.iter().all(|edge| match (edge.from, edge.to) {
-                (Some(from), Reader::Part { part: to, .. }) if to == part => !self.parts[from].non_space,
+                (Some(from), CharacterTest::Part { part: to, .. }) if to == part => {
+                    !self.parts[from].non_space
+                }
                 _ => true,
             })
         };
         let crosses = |edge: &Edge| {
             let Some(from) = edge.from.filter(|&from| self.parts[from].newline) else { return false };
             match edge.to {
-                Reader::Part { part, ahead } => {
+                CharacterTest::Part { part, ahead } => {
                     self.parts[part].follows_newline(following) && !(ahead && starts_match(from))
                 }
-                Reader::End => !starts_match(from),
+                CharacterTest::End => !starts_match(from),
             }
         };
         let is_crossed = self.expression.edges.iter().any(crosses);
@@ -197,24 +201,24 @@ impl Crossings {
 
     /// True if replacing the matches by `content` commutes with the cut, and leaves the characters at it as
     /// they are described by the context.
-    pub(super) fn may_be_replaced(&self, content: &str, context: Context) -> bool {
-        if self.at(context).is_none() {
+    pub(super) fn may_be_replaced(&self, content: &str, context: CutContext) -> bool {
+        if self.find(context).is_none() {
             return false;
         }
         let starts = |edge: &Edge| match (edge.from, edge.to) {
-            (None, Reader::Part { part, .. }) => Some(part),
+            (None, CharacterTest::Part { part, .. }) => Some(part),
             _ => None,
         };
         let first: Vec<usize> = self.expression.edges.iter().filter_map(starts).collect();
         let is_letter = |c: Option<char>| c.is_some_and(|c| char_class(c) == CharClass::Letter);
         match context {
-            Context::Space { .. } => {
+            CutContext::Space { .. } => {
                 let ends_with_letter =
                     self.expression.last.iter().any(|&part| self.parts[part].letter_or_mark);
                 let matches_space = first.iter().filter(|&&part| self.parts[part].space).any(|&part| {
                     let goes_on = |edge: &Edge| match edge.to {
-                        Reader::Part { part: to, ahead } => ahead || self.parts[to].letter,
-                        Reader::End => true,
+                        CharacterTest::Part { part: to, ahead } => ahead || self.parts[to].letter,
+                        CharacterTest::End => true,
                     };
                     let from_it = |edge: &&Edge| edge.from == Some(part);
                     self.expression.last.contains(&part)
@@ -222,7 +226,7 @@ impl Crossings {
                 });
                 !matches_space && (!ends_with_letter || is_letter(content.chars().next_back()))
             }
-            Context::Newline(following) => {
+            CutContext::Newline(following) => {
                 let changes_next = first.iter().any(|&part| self.parts[part].follows_newline(following));
                 let changes_last = self.expression.last.iter().any(|&part| self.parts[part].non_space);
                 let is_no_space = |c: Option<char>| c.is_some_and(|c| char_class(c) != CharClass::Space);

@@ -25,12 +25,12 @@ pub(super) struct Expression {
 pub(super) struct Edge {
     /// `None` at the start of a match.
     pub(super) from: Option<usize>,
-    pub(super) to: Reader,
+    pub(super) to: CharacterTest,
 }
 
 /// A part of an expression that depends on the character at a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Reader {
+pub(super) enum CharacterTest {
     /// A part that matches a character; `ahead` if it begins a look-ahead.
     Part { part: usize, ahead: bool },
     /// `$`, which also looks for the end of the text.
@@ -75,7 +75,7 @@ impl Expression {
             return None;
         }
         let mut flow = Flow { edges: BTreeSet::new(), visits: 0 };
-        let after = flow.through(&Node::OneOf(alternatives), &BTreeSet::from([Before::START]))?;
+        let after = flow.through(&SyntaxNode::OneOf(alternatives), &BTreeSet::from([Before::START]))?;
         Some(Expression {
             parts: parser.parts,
             edges: flow.edges,
@@ -97,23 +97,23 @@ pub(super) fn escape(text: &str) -> String {
 }
 
 /// A part of the syntax tree.
-enum Node {
+enum SyntaxNode {
     Part(usize),
-    Sequence(Vec<Node>),
-    OneOf(Vec<Node>),
-    Repeat { node: Box<Node>, can_skip: bool, can_repeat: bool },
-    Ahead(Box<Node>),
+    Sequence(Vec<SyntaxNode>),
+    OneOf(Vec<SyntaxNode>),
+    Repeat { node: Box<SyntaxNode>, can_skip: bool, can_repeat: bool },
+    Ahead(Box<SyntaxNode>),
     End,
 }
 
-impl Node {
+impl SyntaxNode {
     /// True if it contains a look-ahead or `$`.
     fn asserts(&self) -> bool {
         match self {
-            Node::Part(_) => false,
-            Node::Sequence(nodes) | Node::OneOf(nodes) => nodes.iter().any(Node::asserts),
-            Node::Repeat { node, .. } => node.asserts(),
-            Node::Ahead(_) | Node::End => true,
+            SyntaxNode::Part(_) => false,
+            SyntaxNode::Sequence(nodes) | SyntaxNode::OneOf(nodes) => nodes.iter().any(SyntaxNode::asserts),
+            SyntaxNode::Repeat { node, .. } => node.asserts(),
+            SyntaxNode::Ahead(_) | SyntaxNode::End => true,
         }
     }
 }
@@ -141,30 +141,30 @@ impl<'s> Parser<'s> {
         taken
     }
 
-    fn alternatives(&mut self, ignores_case: bool) -> Option<Node> {
+    fn alternatives(&mut self, ignores_case: bool) -> Option<SyntaxNode> {
         let mut alternatives = vec![self.sequence(ignores_case)?];
         while self.eat("|") {
             alternatives.push(self.sequence(ignores_case)?);
         }
-        Some(Node::OneOf(alternatives))
+        Some(SyntaxNode::OneOf(alternatives))
     }
 
-    fn sequence(&mut self, ignores_case: bool) -> Option<Node> {
+    fn sequence(&mut self, ignores_case: bool) -> Option<SyntaxNode> {
         let mut nodes = Vec::new();
         while !self.rest.is_empty() && !self.rest.starts_with(['|', ')']) {
             let node = self.atom(ignores_case)?;
             nodes.push(self.quantified(node)?);
         }
-        Some(Node::Sequence(nodes))
+        Some(SyntaxNode::Sequence(nodes))
     }
 
-    fn atom(&mut self, ignores_case: bool) -> Option<Node> {
+    fn atom(&mut self, ignores_case: bool) -> Option<SyntaxNode> {
         let first = self.rest.chars().next()?;
         let len = match first {
             '(' => return self.group(ignores_case),
             '$' => {
                 self.take(1);
-                return Some(Node::End);
+                return Some(SyntaxNode::End);
             }
             '[' => class_len(self.rest)?,
             '\\' => escape_len(self.rest)?,
@@ -173,10 +173,10 @@ impl<'s> Parser<'s> {
         };
         let text = self.take(len);
         self.parts.push(if ignores_case { format!("(?i:{text})") } else { text.to_owned() });
-        Some(Node::Part(self.parts.len() - 1))
+        Some(SyntaxNode::Part(self.parts.len() - 1))
     }
 
-    fn group(&mut self, ignores_case: bool) -> Option<Node> {
+    fn group(&mut self, ignores_case: bool) -> Option<SyntaxNode> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
             return None;
@@ -195,10 +195,10 @@ impl<'s> Parser<'s> {
         let node = self.alternatives(ignores_case)?;
         self.depth -= 1;
         self.eat(")").then_some(())?;
-        Some(if is_ahead { Node::Ahead(Box::new(node)) } else { node })
+        Some(if is_ahead { SyntaxNode::Ahead(Box::new(node)) } else { node })
     }
 
-    fn quantified(&mut self, mut node: Node) -> Option<Node> {
+    fn quantified(&mut self, mut node: SyntaxNode) -> Option<SyntaxNode> {
         loop {
             // Copies of copies could be many.
             if self.parts.len() > MAX_PARTS {
@@ -214,42 +214,45 @@ impl<'s> Parser<'s> {
                     // In Oniguruma's syntax `{n}?` is `(?:{n})?`.
                     let can_skip = self.eat("?") || least == 0;
                     let first = (least > 1).then(|| self.copy(&node));
-                    let rest =
-                        Node::Repeat { node: Box::new(node), can_skip: false, can_repeat: most != Some(1) };
-                    let all = Node::Sequence(first.into_iter().chain([rest]).collect());
-                    node = Node::Repeat { node: Box::new(all), can_skip, can_repeat: false };
+                    let rest = SyntaxNode::Repeat {
+                        node: Box::new(node),
+                        can_skip: false,
+                        can_repeat: most != Some(1),
+                    };
+                    let all = SyntaxNode::Sequence(first.into_iter().chain([rest]).collect());
+                    node = SyntaxNode::Repeat { node: Box::new(all), can_skip, can_repeat: false };
                     continue;
                 }
                 _ => return Some(node),
             };
-            if matches!(node, Node::Ahead(_) | Node::End) {
+            if matches!(node, SyntaxNode::Ahead(_) | SyntaxNode::End) {
                 return None;
             }
             self.take(1);
             // Reluctant and possessive forms read the same characters.
             let _ = self.eat("?") || self.eat("+");
-            node = Node::Repeat { node: Box::new(node), can_skip, can_repeat };
+            node = SyntaxNode::Repeat { node: Box::new(node), can_skip, can_repeat };
         }
     }
 }
 
 impl Parser<'_> {
     /// `node` with parts of its own.
-    fn copy(&mut self, node: &Node) -> Node {
-        let mut copies = |nodes: &[Node]| nodes.iter().map(|node| self.copy(node)).collect();
+    fn copy(&mut self, node: &SyntaxNode) -> SyntaxNode {
+        let mut copies = |nodes: &[SyntaxNode]| nodes.iter().map(|node| self.copy(node)).collect();
         match node {
-            Node::Part(part) => {
+            SyntaxNode::Part(part) => {
                 self.parts.push(self.parts[*part].clone());
-                Node::Part(self.parts.len() - 1)
+                SyntaxNode::Part(self.parts.len() - 1)
             }
-            Node::Sequence(nodes) => Node::Sequence(copies(nodes)),
-            Node::OneOf(nodes) => Node::OneOf(copies(nodes)),
-            Node::Repeat { node, can_skip, can_repeat } => {
+            SyntaxNode::Sequence(nodes) => SyntaxNode::Sequence(copies(nodes)),
+            SyntaxNode::OneOf(nodes) => SyntaxNode::OneOf(copies(nodes)),
+            SyntaxNode::Repeat { node, can_skip, can_repeat } => {
                 let (can_skip, can_repeat) = (*can_skip, *can_repeat);
-                Node::Repeat { node: Box::new(self.copy(node)), can_skip, can_repeat }
+                SyntaxNode::Repeat { node: Box::new(self.copy(node)), can_skip, can_repeat }
             }
-            Node::Ahead(node) => Node::Ahead(Box::new(self.copy(node))),
-            Node::End => Node::End,
+            SyntaxNode::Ahead(node) => SyntaxNode::Ahead(Box::new(self.copy(node))),
+            SyntaxNode::End => SyntaxNode::End,
         }
     }
 }
@@ -351,30 +354,30 @@ struct Flow {
 
 impl Flow {
     /// Adds the transitions of `node` after `before`; returns the parts before the position after it.
-    fn through(&mut self, node: &Node, before: &BTreeSet<Before>) -> Option<BTreeSet<Before>> {
+    fn through(&mut self, node: &SyntaxNode, before: &BTreeSet<Before>) -> Option<BTreeSet<Before>> {
         self.visits += before.len() + 1;
         if self.visits > MAX_VISITS {
             return None;
         }
         match node {
-            Node::Part(part) => {
+            SyntaxNode::Part(part) => {
                 self.edges.extend(before.iter().map(|&Before { part: from, ahead }| Edge {
                     from,
-                    to: Reader::Part { part: *part, ahead },
+                    to: CharacterTest::Part { part: *part, ahead },
                 }));
                 Some(BTreeSet::from([Before { part: Some(*part), ahead: false }]))
             }
-            Node::Sequence(nodes) => {
+            SyntaxNode::Sequence(nodes) => {
                 nodes.iter().try_fold(before.clone(), |before, node| self.through(node, &before))
             }
-            Node::OneOf(nodes) => {
+            SyntaxNode::OneOf(nodes) => {
                 let mut after = BTreeSet::new();
                 for node in nodes {
                     after.extend(self.through(node, before)?);
                 }
                 Some(after)
             }
-            Node::Repeat { node, can_skip, can_repeat } => {
+            SyntaxNode::Repeat { node, can_skip, can_repeat } => {
                 let mut after = self.through(node, before)?;
                 if *can_repeat {
                     after.extend(self.through(node, &after)?);
@@ -384,13 +387,14 @@ impl Flow {
                 }
                 Some(after)
             }
-            Node::Ahead(node) => {
+            SyntaxNode::Ahead(node) => {
                 let entered = before.iter().map(|before| Before { ahead: true, ..*before }).collect();
                 self.through(node, &entered)?;
                 Some(before.clone())
             }
-            Node::End => {
-                self.edges.extend(before.iter().map(|before| Edge { from: before.part, to: Reader::End }));
+            SyntaxNode::End => {
+                self.edges
+                    .extend(before.iter().map(|before| Edge { from: before.part, to: CharacterTest::End }));
                 Some(before.clone())
             }
         }

@@ -19,7 +19,7 @@ use pre_tokenizer::Steps;
 /// The cuts that do not change the tokens of `tokenizer`, if it recognises no added tokens.
 pub(super) fn rule_of(tokenizer: &tokenizers::Tokenizer) -> CutRule {
     let seams = Normalized::by(tokenizer.get_normalizer());
-    let steps = Steps::of(tokenizer.get_pre_tokenizer());
+    let steps = Steps::from_pre_tokenizer(tokenizer.get_pre_tokenizer());
     let newlines = if steps.split_at(seams.newline) {
         NewlineCuts::BeforeAny
     } else if steps.split_at(seams.newline_before_letter) {
@@ -27,5 +27,5 @@ pub(super) fn rule_of(tokenizer: &tokenizers::Tokenizer) -> CutRule {
     } else {
         NewlineCuts::None
     };
-    CutRule::of(steps.split_at(seams.space), newlines)
+    CutRule::new(steps.split_at(seams.space), newlines)
 }

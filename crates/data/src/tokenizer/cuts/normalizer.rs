@@ -7,7 +7,7 @@
 use serde_json::Value;
 use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper};
 
-use super::crossings::{Context, Crossings, Following};
+use super::crossings::{Crossings, CutContext, Following};
 use crate::catch_panic::catch_panic;
 use crate::tokenizer::cut_rule::is_cut_letter;
 
@@ -27,16 +27,16 @@ pub(super) enum Seam {
     /// White space, on the side of the cut on which the raw text has it.
     WhiteSpace,
     /// As the context says.
-    As(Context),
+    As(CutContext),
 }
 
 impl Normalized {
     /// The cuts after normalization by `normalizer`, or without one.
     pub(super) fn by(normalizer: Option<&NormalizerWrapper>) -> Normalized {
         let mut seams = Normalized {
-            space: Seam::As(Context::Space { marks: false }),
-            newline: Seam::As(Context::Newline(Following::Any)),
-            newline_before_letter: Seam::As(Context::Newline(Following::Letters)),
+            space: Seam::As(CutContext::Space { marks: false }),
+            newline: Seam::As(CutContext::Newline(Following::Any)),
+            newline_before_letter: Seam::As(CutContext::Newline(Following::Letters)),
         };
         if let Some(normalizer) = normalizer {
             seams.apply(normalizer);
@@ -46,7 +46,7 @@ impl Normalized {
 
     fn apply(&mut self, normalizer: &NormalizerWrapper) {
         let marks = |seam: Seam| match seam {
-            Seam::As(Context::Space { .. }) => Seam::As(Context::Space { marks: true }),
+            Seam::As(CutContext::Space { .. }) => Seam::As(CutContext::Space { marks: true }),
             other => other,
         };
         match normalizer {

@@ -6,7 +6,7 @@
 use serde_json::Value;
 use tokenizers::PreTokenizerWrapper;
 
-use super::crossings::{Context, Crossings};
+use super::crossings::{Crossings, CutContext};
 use super::normalizer::{Seam, pattern};
 use crate::tokenizer::words::GPT2;
 
@@ -21,7 +21,7 @@ enum Effect {
 }
 
 /// A step of a pre-tokenizer.
-enum Step {
+enum SplitStep {
     /// Splits around the matches of an expression.
     Expression { crossings: Crossings, behavior: String, inverted: bool },
     /// Removes white space.
@@ -41,11 +41,11 @@ enum Step {
 }
 
 /// The steps of a pre-tokenizer.
-pub(super) struct Steps(Vec<Step>);
+pub(super) struct Steps(Vec<SplitStep>);
 
 impl Steps {
     /// The steps of `pre_tokenizer`, in the form in which the `tokenizers` crate writes it.
-    pub(super) fn of(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Steps {
+    pub(super) fn from_pre_tokenizer(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Steps {
         let mut steps = Vec::new();
         if let Some(pre_tokenizer) = pre_tokenizer {
             collect(&serde_json::to_value(pre_tokenizer).unwrap_or_default(), &mut steps);
@@ -58,11 +58,11 @@ impl Steps {
         let is_newline = match seam {
             Seam::Unknown => return false,
             Seam::WhiteSpace => true,
-            Seam::As(context) => matches!(context, Context::Newline(_)),
+            Seam::As(context) => matches!(context, CutContext::Newline(_)),
         };
         // A later part starts at 0 too, and has the prefix of a text unless it starts with a space.
-        let prefixes_first = |step: &Step| matches!(step, Step::Metaspace { only_first: true, .. });
-        let maps_bytes = |step: &Step| matches!(step, Step::ByteLevel { .. });
+        let prefixes_first = |step: &SplitStep| matches!(step, SplitStep::Metaspace { only_first: true, .. });
+        let maps_bytes = |step: &SplitStep| matches!(step, SplitStep::ByteLevel { .. });
         if self.0.iter().any(prefixes_first) && (is_newline || self.0.iter().any(maps_bytes)) {
             return false;
         }
@@ -71,7 +71,9 @@ impl Steps {
                 Effect::Split => return true,
                 Effect::Unsafe => return false,
                 // The space is no longer one after these steps.
-                Effect::Joined if matches!(step, Step::Metaspace { .. } | Step::ByteLevel { .. }) => {
+                Effect::Joined
+                    if matches!(step, SplitStep::Metaspace { .. } | SplitStep::ByteLevel { .. }) =>
+                {
                     return false;
                 }
                 Effect::Joined => {}
@@ -81,23 +83,23 @@ impl Steps {
     }
 }
 
-impl Step {
+impl SplitStep {
     fn effect(&self, seam: Seam) -> Effect {
         let context = match seam {
             Seam::Unknown => return Effect::Unsafe,
             Seam::As(context) => context,
             Seam::WhiteSpace => {
                 return match self {
-                    Step::WhiteSpace | Step::Words => Effect::Split,
-                    Step::Characters => Effect::Joined,
+                    SplitStep::WhiteSpace | SplitStep::Words => Effect::Split,
+                    SplitStep::Characters => Effect::Joined,
                     _ => Effect::Unsafe,
                 };
             }
         };
-        let is_space = matches!(context, Context::Space { .. });
+        let is_space = matches!(context, CutContext::Space { .. });
         match self {
-            Step::Expression { crossings, behavior, inverted } => {
-                let Some(matches) = crossings.at(context) else { return Effect::Unsafe };
+            SplitStep::Expression { crossings, behavior, inverted } => {
+                let Some(matches) = crossings.find(context) else { return Effect::Unsafe };
                 let splits = match (behavior.as_str(), inverted) {
                     ("Isolated" | "Removed", _) => matches.end || matches.start,
                     ("MergedWithPrevious", false) => matches.end,
@@ -106,15 +108,15 @@ impl Step {
                 };
                 if splits { Effect::Split } else { Effect::Joined }
             }
-            Step::WhiteSpace | Step::Words => Effect::Split,
-            Step::Characters => Effect::Joined,
-            Step::Delimiter(delimiter) => match (delimiter, context) {
-                (' ', Context::Space { .. }) | ('\n', Context::Newline(_)) => Effect::Split,
+            SplitStep::WhiteSpace | SplitStep::Words => Effect::Split,
+            SplitStep::Characters => Effect::Joined,
+            SplitStep::Delimiter(delimiter) => match (delimiter, context) {
+                (' ', CutContext::Space { .. }) | ('\n', CutContext::Newline(_)) => Effect::Split,
                 _ => Effect::Joined,
             },
-            Step::Metaspace { splits: true, .. } if is_space => Effect::Split,
-            Step::Metaspace { prepends: false, .. } => Effect::Joined,
-            Step::Metaspace { .. } => {
+            SplitStep::Metaspace { splits: true, .. } if is_space => Effect::Split,
+            SplitStep::Metaspace { prepends: false, .. } => Effect::Joined,
+            SplitStep::Metaspace { .. } => {
                 if is_space {
                     Effect::Joined
                 } else {
@@ -122,18 +124,18 @@ impl Step {
                 }
             }
             // Every piece without a space at its start gets one.
-            Step::ByteLevel { prepends: true, .. } if !is_space => Effect::Unsafe,
-            Step::ByteLevel { crossings: Some(crossings), .. } => match crossings.at(context) {
+            SplitStep::ByteLevel { prepends: true, .. } if !is_space => Effect::Unsafe,
+            SplitStep::ByteLevel { crossings: Some(crossings), .. } => match crossings.find(context) {
                 Some(matches) if matches.end => Effect::Split,
                 _ => Effect::Unsafe,
             },
-            Step::ByteLevel { crossings: None, .. } => Effect::Joined,
-            Step::Other => Effect::Unsafe,
+            SplitStep::ByteLevel { crossings: None, .. } => Effect::Joined,
+            SplitStep::Other => Effect::Unsafe,
         }
     }
 }
 
-fn collect(json: &Value, steps: &mut Vec<Step>) {
+fn collect(json: &Value, steps: &mut Vec<SplitStep>) {
     let flag = |key: &str| json.get(key).and_then(Value::as_bool);
     let text = |key: &str| json.get(key).and_then(Value::as_str).unwrap_or_default();
     steps.push(match text("type") {
@@ -143,26 +145,28 @@ fn collect(json: &Value, steps: &mut Vec<Step>) {
             return;
         }
         "Split" => match pattern(json) {
-            Some(crossings) => Step::Expression {
+            Some(crossings) => SplitStep::Expression {
                 crossings,
                 behavior: text("behavior").to_owned(),
                 inverted: flag("invert").unwrap_or(false),
             },
-            None => Step::Other,
+            None => SplitStep::Other,
         },
-        "ByteLevel" => Step::ByteLevel {
+        "ByteLevel" => SplitStep::ByteLevel {
             crossings: flag("use_regex").unwrap_or(true).then(|| Crossings::of_regex(GPT2)).flatten(),
             prepends: flag("add_prefix_space").unwrap_or(true),
         },
-        "WhitespaceSplit" | "BertPreTokenizer" => Step::WhiteSpace,
-        "Whitespace" => Step::Words,
-        "Digits" | "Punctuation" => Step::Characters,
-        "CharDelimiterSplit" => text("delimiter").chars().next().map_or(Step::Other, Step::Delimiter),
-        "Metaspace" if text("replacement") == "▁" => Step::Metaspace {
+        "WhitespaceSplit" | "BertPreTokenizer" => SplitStep::WhiteSpace,
+        "Whitespace" => SplitStep::Words,
+        "Digits" | "Punctuation" => SplitStep::Characters,
+        "CharDelimiterSplit" => {
+            text("delimiter").chars().next().map_or(SplitStep::Other, SplitStep::Delimiter)
+        }
+        "Metaspace" if text("replacement") == "▁" => SplitStep::Metaspace {
             splits: flag("split").unwrap_or(true),
             prepends: text("prepend_scheme") != "never",
             only_first: text("prepend_scheme") == "first",
         },
-        _ => Step::Other,
+        _ => SplitStep::Other,
     });
 }

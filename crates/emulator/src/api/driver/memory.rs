@@ -5,7 +5,7 @@ use crate::machine::{self, Machine};
 use crate::memory::PAGE;
 use crate::poison::POISON;
 use crate::status;
-use crate::work::{Failure, HostAddress, HostSource, Work};
+use crate::work::{Failure, HostAddress, HostSource, WorkItem};
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
 
@@ -208,7 +208,7 @@ export! {
                 // SAFETY: the caller's memory, of this many bytes.
                 HostSource::Taken(unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.into())
             };
-            machine.put(stream, Work::Upload { target: to, source })
+            machine.put(stream, WorkItem::Upload { target: to, source })
         })
     }
 
@@ -218,18 +218,18 @@ export! {
             if !is_pinned && machine.streams.get(&stream).is_some_and(|stream| stream.captured.is_some()) {
                 return Err(status::NOT_SUPPORTED);
             }
-            machine.put(stream, Work::Download { target: HostAddress(to as usize), source: from, bytes: bytes as u64 })?;
+            machine.put(stream, WorkItem::Download { target: HostAddress(to as usize), source: from, bytes: bytes as u64 })?;
             // A copy to pageable memory has ended when the call returns.
             if is_pinned { Ok(None) } else { machine.tail_of(stream) }
         })
     }
 
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) {
-        on_device(|machine, _| machine.put(stream, Work::Copy { target: to, source: from, bytes: bytes as u64 }))
+        on_device(|machine, _| machine.put(stream, WorkItem::Copy { target: to, source: from, bytes: bytes as u64 }))
     }
 
     fn cuMemsetD8Async(to: u64, byte: u8, bytes: usize, stream: Handle) {
-        on_device(|machine, _| machine.put(stream, Work::Fill { target: to, byte, bytes: bytes as u64 }))
+        on_device(|machine, _| machine.put(stream, WorkItem::Fill { target: to, byte, bytes: bytes as u64 }))
     }
 }
 

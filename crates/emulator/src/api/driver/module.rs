@@ -5,7 +5,7 @@ use super::{Handle, Out, call, export, on_device, synchronizing};
 use crate::machine::{self, Function, PORTABLE_CLUSTER};
 use crate::status;
 use crate::tensor_map::{MOST_DIMENSIONS, TensorMap};
-use crate::work::{KernelLaunch, Work};
+use crate::work::{KernelLaunch, WorkItem};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 
@@ -113,7 +113,7 @@ export! {
             let shared_bytes = code.shared_bytes + u64::from(config.shared_bytes);
             let LaunchConfig { grid, block, stream, .. } = *config;
             let launch = KernelLaunch { code, grid, block, cluster, shared_bytes, parameters };
-            machine.put(stream, Work::Launch(Arc::new(launch), begins_early))
+            machine.put(stream, WorkItem::Launch(Arc::new(launch), begins_early))
         })
     }
 

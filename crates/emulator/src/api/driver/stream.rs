@@ -1,9 +1,9 @@
 //! Streams, events, captures and graphs.
 
 use super::{Handle, In, Out, call, export, on_device, synchronizing, waiting};
-use crate::machine::Event;
+use crate::machine::MachineEvent;
 use crate::status;
-use crate::work::Work;
+use crate::work::WorkItem;
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
 export! {
@@ -41,13 +41,13 @@ export! {
             }
             for n in 0..count as usize {
                 // `CUstreamBatchMemOpParams`: kind, address, value, flags.
-                let [kind, address, value, flags, ..] = operations.at(n).get()?;
+                let [kind, address, value, flags, ..] = operations.offset(n).get()?;
                 let (kind, value) = (kind as u32, value as u32);
                 machine.put(stream, match (kind, flags as u32) {
                     // CU_STREAM_MEM_OP_WAIT_VALUE_32 with CU_STREAM_WAIT_VALUE_GEQ
-                    (1, 0) => Work::Await { source: address, least: value },
+                    (1, 0) => WorkItem::Await { source: address, least: value },
                     // CU_STREAM_MEM_OP_WRITE_VALUE_32, after a fence
-                    (2, 0) => Work::Signal { target: address, value },
+                    (2, 0) => WorkItem::Signal { target: address, value },
                     _ => return Err(status::NOT_SUPPORTED),
                 })?;
             }
@@ -76,7 +76,7 @@ export! {
     fn cuEventCreate(event: Out<Handle>, _flags: c_uint) {
         on_device(|machine, _| {
             let handle = machine.handle();
-            machine.events.insert(handle, Event::default());
+            machine.events.insert(handle, MachineEvent::default());
             event.set(handle)
         })
     }

@@ -85,7 +85,7 @@ struct Width {
 const WIDTHS: [Width; 2] = [Width { head_dim: 64, queries: 128 }, Width { head_dim: 128, queries: 64 }];
 
 impl Width {
-    fn of(op: &Attention) -> Option<Width> {
+    fn from_op(op: &Attention) -> Option<Width> {
         WIDTHS.into_iter().find(|width| width.head_dim == op.head_dim)
     }
 
@@ -145,7 +145,8 @@ impl Workspace {
 impl Attention {
     /// Bytes of workspace of the backward for Hopper; 0 if there is none for these operands.
     pub(in super::super) fn hopper_backward_bytes(&self, qkv: TensorType, documents: bool) -> usize {
-        let Some(width) = Width::of(self).filter(|_| !documents && Attention::is_hopper_type(qkv)) else {
+        let Some(width) = Width::from_op(self).filter(|_| !documents && Attention::is_hopper_type(qkv))
+        else {
             return 0;
         };
         let Workspace { dq, rows, turns } =
@@ -163,7 +164,8 @@ impl Attention {
         let [d_o, qkv, o, lse] = [0, 1, 2, 3].map(|n| operands.inputs[n]);
         let (workspace, d_qkv) = (operands.workspace[0], operands.outputs[0]);
         let documents = operands.inputs.len() > 4;
-        let Some(width) = Width::of(self).filter(|_| !documents && self.runs_on_hopper(gpu, qkv.ty)) else {
+        let Some(width) = Width::from_op(self).filter(|_| !documents && self.runs_on_hopper(gpu, qkv.ty))
+        else {
             return Ok(None);
         };
         let Attention { seq_len, heads, kv_heads, head_dim, .. } = *self;
@@ -263,7 +265,7 @@ mod tests {
             scale: None,
             deterministic: true,
         };
-        let paired = |op: Attention| Width::of(&op).unwrap().in_pairs(&op, 132);
+        let paired = |op: Attention| Width::from_op(&op).unwrap().in_pairs(&op, 132);
         assert!(paired(op(4096, 8, 64)) && paired(op(132 * 256, 8, 64)));
         assert!(!paired(op(132 * 256 + 1, 8, 64)) && !paired(op(4096, 32, 64)) && !paired(op(4096, 8, 128)));
     }

@@ -56,8 +56,8 @@ fn grad<T: Real>(x: &[T], dy: &mut [T]) {
 /// s(2u), and the derivative of 2u.
 #[inline(always)]
 fn gate<T: Real>(x: T) -> (T, T) {
-    let (scale, cubic) = (T::of(2.0 * (2.0 / std::f64::consts::PI).sqrt()), T::of(0.044715));
+    let (scale, cubic) = (T::from_f64(2.0 * (2.0 / std::f64::consts::PI).sqrt()), T::from_f64(0.044715));
     let square = x * x;
     let s = T::ONE / (T::ONE + exp(-(scale * x * (T::ONE + cubic * square))));
-    (s, scale * (T::ONE + T::of(3.0) * cubic * square))
+    (s, scale * (T::ONE + T::from_f64(3.0) * cubic * square))
 }

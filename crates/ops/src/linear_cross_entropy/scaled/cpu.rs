@@ -1,7 +1,7 @@
 //! CPU kernel of [`ScaledLinearCrossEntropy`]: for each chunk it runs the CPU kernels of the casts, the GEMMs
 //! and the rows.
 
-use super::super::cpu::{Rows, Written, check_targets};
+use super::super::cpu::{LogitRows, WrittenMemory, check_targets};
 use super::{ChunkCast, ScaledLinearCrossEntropy, SplitInputs};
 use crate::host::matmul::{Addend, MatmulOperand, matmul};
 use xtrain_program::LinearGemm;
@@ -17,12 +17,12 @@ impl CpuKernel for ScaledLinearCrossEntropy {
         let targets = targets.ints();
         check_targets(targets, v);
 
-        let Written { scalars, terms, grads, logits } = Written::of(&self.grad.loss, outputs);
+        let WrittenMemory { scalars, terms, grads, logits } = WrittenMemory::split(&self.grad.loss, outputs);
         let (dx, rest) = grads.split_at_mut(usize::from(self.grad.dx));
         let (dw, amaxes) = rest.split_at_mut(usize::from(self.grad.dw.is_some()));
         let types: Vec<TensorType> = inputs.iter().map(|input| input.ty).collect();
         let amax_index = self.amaxes();
-        let rows = Rows::<f32> {
+        let rows = LogitRows::<f32> {
             inv_targets: inv_targets.scalar(),
             z_loss: self.grad.loss.z_loss,
             gradients: self.grad.dx || self.grad.dw.is_some(),

@@ -177,12 +177,12 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
 /// The step and the kind of a line, including kinds that a later version may add.
 pub(super) fn place_of(line: &[u8]) -> Option<(u64, String)> {
     #[derive(Deserialize)]
-    struct Place {
+    struct LinePlace {
         step: u64,
         #[serde(default)]
         kind: String,
     }
-    serde_json::from_slice::<Place>(line).ok().map(|line| (line.step, line.kind))
+    serde_json::from_slice::<LinePlace>(line).ok().map(|line| (line.step, line.kind))
 }
 
 macro_rules! line {

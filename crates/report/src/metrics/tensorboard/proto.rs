@@ -94,7 +94,7 @@ pub enum HParam {
 
 impl HParam {
     /// The value of a key of a configuration.
-    pub fn of(value: &toml::Value) -> Self {
+    pub fn from_toml(value: &toml::Value) -> Self {
         match value {
             toml::Value::Integer(number) => HParam::Number(*number as f64),
             toml::Value::Float(number) => HParam::Number(*number),
@@ -176,7 +176,7 @@ pub fn step_of(event: &[u8]) -> Option<u64> {
     let mut step = 0;
     let mut rest = event;
     while !rest.is_empty() {
-        if let (EVENT_STEP, Field::Varint(value)) = take_field(&mut rest)? {
+        if let (EVENT_STEP, ProtoField::Varint(value)) = take_field(&mut rest)? {
             step = value;
         }
     }
@@ -190,7 +190,7 @@ pub fn tag_of(event: &[u8]) -> Option<&str> {
 }
 
 /// A field's value, as far as these messages need it.
-enum Field<'a> {
+enum ProtoField<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
     Fixed,
@@ -201,29 +201,29 @@ fn bytes_in(message: &[u8], number: u32) -> Option<&[u8]> {
     let mut rest = message;
     loop {
         match take_field(&mut rest)? {
-            (found, Field::Bytes(bytes)) if found == number => return Some(bytes),
+            (found, ProtoField::Bytes(bytes)) if found == number => return Some(bytes),
             _ => {}
         }
     }
 }
 
 /// The next field of a message: its number and its value.
-fn take_field<'a>(rest: &mut &'a [u8]) -> Option<(u32, Field<'a>)> {
+fn take_field<'a>(rest: &mut &'a [u8]) -> Option<(u32, ProtoField<'a>)> {
     let key = take_varint(rest)?;
     let number = u32::try_from(key >> 3).ok()?;
     let fixed = |length: usize| (length, None);
     let (length, field) = match key & 7 {
-        0 => (0, Some(Field::Varint(take_varint(rest)?))),
+        0 => (0, Some(ProtoField::Varint(take_varint(rest)?))),
         1 => fixed(8),
         2 => {
             let length = usize::try_from(take_varint(rest)?).ok()?;
-            (length, Some(Field::Bytes(rest.get(..length)?)))
+            (length, Some(ProtoField::Bytes(rest.get(..length)?)))
         }
         5 => fixed(4),
         _ => return None,
     };
     *rest = rest.get(length..)?;
-    Some((number, field.unwrap_or(Field::Fixed)))
+    Some((number, field.unwrap_or(ProtoField::Fixed)))
 }
 
 fn take_varint(bytes: &mut &[u8]) -> Option<u64> {

@@ -50,7 +50,7 @@ impl Writer {
     pub fn describe(&mut self, time: f64, config: &str) -> Result<(), MetricsError> {
         let values = crate::config_text::flatten(config).unwrap_or_default();
         let hparams: Vec<(String, HParam)> =
-            values.iter().map(|(key, value)| (key.clone(), HParam::of(value))).collect();
+            values.iter().map(|(key, value)| (key.clone(), HParam::from_toml(value))).collect();
         self.append(&proto::hparams_experiment(time, &hparams, &["train/loss", "eval/loss"]))?;
         self.append(&proto::hparams_start(time, &hparams))?;
         self.append(&proto::text(time, 0, "config", &code_block(config)))

@@ -20,6 +20,7 @@ use xtrain_checkpoint::CheckpointStore;
 use xtrain_distributed::{Channel, ThreadChannel, ThreadCommunicator};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Parallel, Shard};
+use xtrain_rank::Rank;
 use xtrain_runtime::CpuEngine;
 use xtrain_step::learner::Learner;
 use xtrain_step::training_spec::TrainingSpec;
@@ -41,7 +42,11 @@ fn on_ranks<T: Send>(
         let job = &job;
         let start = |(communicator, channel): (ThreadCommunicator, ThreadChannel)| {
             let rank = channel.rank();
-            let parallel = Parallel { world_size: ranks, rank, shard: Shard::Optimizer, ..spec.parallel };
+            let parallel = Parallel {
+                rank: Rank { index: rank, world_size: ranks },
+                shard: Shard::Optimizer,
+                ..spec.parallel
+            };
             let spec = TrainingSpec { parallel, ..spec.clone() };
             scope.spawn(move || {
                 let engine =
@@ -57,7 +62,7 @@ fn on_ranks<T: Send>(
 
 /// The rows of a rank.
 fn rows(learner: &mut Learner) -> Rows {
-    let state = SavedState::of(learner);
+    let state = SavedState::from_learner(learner);
     let read = |value: state_io::SavedValue| {
         let bytes = learner.read_state(value.entry.kind, &value.entry.name).expect("state");
         let start = value.rows.start * value.tensor.row_bytes();
@@ -87,7 +92,7 @@ fn ranks_save_their_rows_while_training_continues_and_other_ranks_restore_them()
         panic!("it does not open")
     };
     let (loader, config, of_ranks) = (&run.corpus.loader, &run.config, folder.path().join("ranks"));
-    let of_ranks = RunFolder::at(of_ranks);
+    let of_ranks = RunFolder::new(of_ranks);
     let saved = on_ranks(&run, &of_ranks, 3, |mut learner, mut checkpoints| {
         learner.weights().initialize(1, 0.1).expect("weights");
         checkpoints.write = write;
@@ -97,7 +102,7 @@ fn ranks_save_their_rows_while_training_continues_and_other_ranks_restore_them()
         assert!(checkpoints.can_copy(&mut learner));
         let begun = checkpoints.begin(&mut learner, loader, config, &at, None, true).expect("a save");
         assert!(begun.is_none(), "it is under way");
-        for value in SavedState::of(&mut learner).values {
+        for value in SavedState::from_learner(&mut learner).values {
             let bytes = vec![7; value.entry.ty.bytes()];
             learner.write_state(value.entry.kind, &value.entry.name, &bytes).expect("state");
         }
@@ -106,7 +111,7 @@ fn ranks_save_their_rows_while_training_continues_and_other_ranks_restore_them()
         assert_eq!((written.step, written.path), (3, checkpoints.store.step_folder(3)));
         // The copy is of what this rank writes.
         let copied: usize = expected.iter().map(|(_, (_, bytes))| bytes.len()).sum();
-        let (_, in_memory) = places(&SavedState::of(&mut learner).copied());
+        let (_, in_memory) = places(&SavedState::from_learner(&mut learner).copied());
         assert!(in_memory <= copied + expected.len() * ALIGN_BYTES, "{in_memory} bytes for {copied}");
         expected
     });

@@ -21,7 +21,7 @@ fn trained(ranks: usize, [shard, replicas]: [&str; 2], changed: Option<usize>) -
     on_ranks(ranks, |process_group| {
         let opened = open(&parsed, Start::New, process_group, &mut (), &|| false).expect("a run");
         let Opened::Run(mut run) = opened else { panic!("it has steps left") };
-        if changed == Some(process_group.member().rank) {
+        if changed == Some(process_group.rank().index) {
             let name = "blocks.0.mlp.down_proj.weight";
             let mut bytes = run.learner.read_state(StateKind::Master, name).expect("a master");
             // Not the lowest bit, which the rounding of an update may make equal again.

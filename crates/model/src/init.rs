@@ -1,0 +1,12 @@
+//! The initial values of a parameter.
+
+/// The initial values of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All ones: norms.
+    Ones,
+    /// All zeros: biases.
+    Zeros,
+    /// Normal numbers; the standard deviation as a multiple of the run's `init_std`.
+    Normal(f32),
+}

@@ -25,6 +25,7 @@ import time
 SUITES = [
     ("xtrain-cuda", "card"),
     ("xtrain-ops", "card"),
+    ("xtrain-ops", "attention"),
     ("xtrain-ops", "executor"),
     ("xtrain-ops", "fused"),
     ("xtrain-ops", "accumulation"),
@@ -45,7 +46,7 @@ SKIPPED = {
 }
 # Architectures of tests that need FP8 GEMMs or block scales, and of tests that set the architecture themselves.
 NEEDS = {
-    "ops/(accumulation a_gpu|grouped)": [MAIN],
+    "ops/(accumulation a_gpu|grouped|attention)": [MAIN],
     "cuda/card block_scaled_": [MAIN],
     "xtrain/": [MAIN],
     "train/(fp8|lockstep .*(row|block))": [MAIN],

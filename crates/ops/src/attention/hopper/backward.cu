@@ -32,8 +32,8 @@ struct Arguments {
     u32* counter;
     u32 seq_len;
     u32 heads, kv_heads, sequences;
-    // With DOCUMENTS, for n tiles of queries and m of keys, [B, n, QUERIES]: the index in its sequence of the
-    // first token of each query's document; [B, m]: the tile of queries after the last one that sees the keys.
+    // With DOCUMENTS. [B, n, QUERIES] for n tiles of queries: the index in its sequence of the first token of
+    // each query's document. [B, m] for m tiles of keys: the tile of queries after the last one that sees them.
     const u32 *starts, *ends;
 };
 
@@ -108,8 +108,9 @@ struct Tile {
     __device__ __forceinline__ u32 steps(const Draws& draws) const { return end(draws) - first; }
 
     // Goes on to the next step. In pairs, all query heads of a tile of queries follow each other; otherwise,
-    // all queries of a head. The tile of keys before a document's may be much shorter, and would wait for the
-    // document's last head; so heads follow each other there, too, but for 128 columns, where that is slower.
+    // all queries of a head. Within documents, a tile of keys that ends one document adds its parts after the
+    // tile that begins the next, which may have many more steps. So heads follow each other there, too, but
+    // for 128 columns, where that is slower.
     __device__ __forceinline__ void advance(const Draws& draws, u32& g, u32& n) const {
         if (PAIRS || (DOCUMENTS && HEAD_DIM == 64)) {
             if (++g == draws.group) g = 0, n += down ? -1 : 1;

@@ -142,8 +142,8 @@ impl Attention {
         let launch = Launch::row(blocks, 128 * (tiles.consumers as u32 + 1)).shared(shared);
         // SAFETY: the kernel takes one `Arguments`, and the launch has the threads and the shared memory that
         // it uses. The maps, lse and document starts have the extents that `infer` checked; TMA accesses
-        // nothing outside of the maps, and the kernel clamps document starts. The counter lives as long as the work, whose launches follow each other, and is 0 between
-        // them.
+        // nothing outside of the maps, and the kernel clamps document starts. The counter lives as long as
+        // the work, whose launches follow each other, and is 0 between them.
         Ok(Some(holding(unsafe { Work::launch(function, launch, arguments) }, counter)))
     }
 

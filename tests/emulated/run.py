@@ -68,6 +68,7 @@ SHARES = {
     "train/card ": 0.03,  # up to a minute each
     "(train/|ops/(fused |card (scaled_matmul|attention(_grad)?)_card_))": 0.07,
     "ops/card .*_card_": 0.09,
+    "ops/attention ": 0.4,
     "": 1.0,
 }
 OTHERS_SHARE = 0.02

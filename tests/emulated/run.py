@@ -25,6 +25,7 @@ import time
 SUITES = [
     ("xtrain-cuda", "card"),
     ("xtrain-ops", "card"),
+    ("xtrain-ops", "attention"),
     ("xtrain-ops", "executor"),
     ("xtrain-ops", "fused"),
     ("xtrain-ops", "accumulation"),
@@ -45,7 +46,7 @@ SKIPPED = {
 }
 # Architectures of tests that need FP8 GEMMs or block scales, and of tests that set the architecture themselves.
 NEEDS = {
-    "ops/(accumulation a_gpu|grouped)": [MAIN],
+    "ops/(accumulation a_gpu|grouped|attention)": [MAIN],
     "cuda/card block_scaled_": [MAIN],
     "xtrain/": [MAIN],
     "train/(fp8|lockstep .*(row|block))": [MAIN],
@@ -67,6 +68,7 @@ SHARES = {
     "train/card ": 0.03,  # up to a minute each
     "(train/|ops/(fused |card (scaled_matmul|attention(_grad)?)_card_))": 0.07,
     "ops/card .*_card_": 0.09,
+    "ops/attention ": 0.4,
     "": 1.0,
 }
 OTHERS_SHARE = 0.02

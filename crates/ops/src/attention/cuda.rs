@@ -58,7 +58,7 @@ impl CudaKernel for Attention {
         let by_flash = |purpose, kernels| self.flash_forward(gpu, timing.pair(purpose, operands), kernels);
         let by_whole = |purpose| by_flash(purpose, flash::WHOLE_FORWARD_KERNELS);
         let by_own = |purpose| by_flash(purpose, flash::TILED_FORWARD_KERNELS);
-        let by_hopper = |_: WorkPurpose| self.hopper_forward(gpu, operands);
+        let by_hopper = |purpose| self.hopper_forward(gpu, &timing.pair(purpose, operands)[0]);
         let candidates = [
             AlgorithmCandidate::new(WHOLE, &by_whole),
             AlgorithmCandidate::new(CUDNN, &by_cudnn),
@@ -106,7 +106,7 @@ impl CudaKernel for AttentionGrad {
         let by_flash = |purpose, kernels| self.0.flash_backward(gpu, timing.pair(purpose, operands), kernels);
         let by_whole = |purpose| by_flash(purpose, flash::WHOLE_BACKWARD_KERNELS);
         let by_own = |purpose| by_flash(purpose, flash::TILED_BACKWARD_KERNELS);
-        let by_hopper = |_: WorkPurpose| self.0.hopper_backward(gpu, operands);
+        let by_hopper = |purpose| self.0.hopper_backward(gpu, &timing.pair(purpose, operands)[0]);
         let candidates = [
             AlgorithmCandidate::new(WHOLE, &by_whole),
             AlgorithmCandidate::new(CUDNN, &by_cudnn),

@@ -182,5 +182,6 @@ impl OnGpu for AttentionGrad {
         flash::WHOLE_BACKWARD,
         hopper::BACKWARD,
         hopper::AROUND_BACKWARD,
+        hopper::DOCUMENTS,
     ];
 }

@@ -13,6 +13,10 @@
 // them from the last one back. All pairs are equally long, and parts are added in the order in which blocks
 // that begin together come to them. A part waits only for parts of earlier steps, so no circle of blocks
 // waits, if all blocks of a head fit on the GPU together; heads are drawn one after the other.
+//
+// With DOCUMENTS, a query sees the keys of its own document alone, and a tile of keys ends with the last tile
+// of queries that sees it. So a tile of queries is seen from its diagonal back to one tile of keys, and its
+// parts are counted as without documents.
 
 struct Arguments {
     // Columns of qkv by rows of a sequence by sequences, in boxes of 64 columns and QUERIES or KEYS rows; do
@@ -28,13 +32,18 @@ struct Arguments {
     u32* counter;
     u32 seq_len;
     u32 heads, kv_heads, sequences;
+    // With DOCUMENTS. [B, n, QUERIES] for n tiles of queries: the index in its sequence of the first token of
+    // each query's document. [B, m] for m tiles of keys: the tile of queries after the last one that sees them.
+    const u32 *starts, *ends;
 };
 
 constexpr u32 CONSUMERS = 2, STAGES = 2, DS_BUFFERS = 2;
 // Tiles of queries of a tile of keys.
 constexpr u32 RATIO = KEYS / QUERIES;
 constexpr u32 KV_BYTES = 2 * KEYS * HEAD_DIM, Q_BYTES = 2 * QUERIES * HEAD_DIM, DS_BYTES = 2 * KEYS * QUERIES, DQ_BYTES = 4 * QUERIES * HEAD_DIM;
-constexpr u32 ROWS_BYTES = 2 * 4 * QUERIES;
+// Two numbers of each query, and the start of its document.
+enum : u32 { STARTS_AT = 2 * 4 * QUERIES };
+constexpr u32 ROWS_BYTES = STARTS_AT + (DOCUMENTS ? 4 * QUERIES : 0);
 // Offsets in shared memory.
 constexpr u32 K_AT = 0, V_AT = K_AT + KV_BYTES, Q_AT = V_AT + KV_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES, DS_AT = DO_AT + STAGES * Q_BYTES;
 constexpr u32 DQ_AT = DS_AT + DS_BUFFERS * DS_BYTES, ROWS_AT = DQ_AT + DQ_BYTES, KV_FULL = ROWS_AT + STAGES * ROWS_BYTES, KV_EMPTY = KV_FULL + 8;
@@ -49,14 +58,6 @@ constexpr u32 SCORES = QUERIES / 2;
 // Sums of dq of a thread: each group has 64 of 128 queries, or half of the columns of 64.
 constexpr u32 DQ_SUMS = QUERIES * HEAD_DIM / (2 * GROUP);
 
-// sum (+)= a b^T over 16 columns: 64 rows of a, QUERIES rows of b.
-__device__ __forceinline__ void multiply_scores(float (&sum)[64], u64 a, u64 b, bool add) { multiply_rows(sum, a, b, add); }
-__device__ __forceinline__ void multiply_scores(float (&sum)[32], u64 a, u64 b, bool add) {
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" FIRST_32
-                 "}, %32, %33, add, 1, 1, 0, 0;\n}"
-                 : SUMS_32(sum)
-                 : "l"(a), "l"(b), "r"((u32)add));
-}
 // sum (+)= a^T b over 16 rows of both: 64 columns of a, and 64 or 32 of b.
 __device__ __forceinline__ void multiply_across(float (&sum)[16], u64 a, u64 b, bool add) {
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\nwgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -89,13 +90,13 @@ struct Draws {
 // A tile of keys.
 struct Tile {
     u32 keys, kv_head, sequence;
-    // The first tile of queries that sees it.
-    u32 first;
+    // The first tile of queries that sees it, and with DOCUMENTS the one after the last.
+    u32 first, last;
     // True if queries are taken from the last one.
     bool down;
 
     // The first tile of draw n has number 2 n, the second one 2 n + 1.
-    __device__ __forceinline__ Tile(const Draws& draws, u32 number) {
+    __device__ __forceinline__ Tile(const Draws& draws, u32 number, u32 last = 0) : last(last) {
         u32 head = number / 2 / draws.of_head, within = number / 2 % draws.of_head;
         down = PAIRS && number % 2, keys = down ? within : draws.keys - 1 - within;
         kv_head = head % draws.args.kv_heads, sequence = head / draws.args.kv_heads;
@@ -103,14 +104,17 @@ struct Tile {
     }
 
     __device__ __forceinline__ u32 begin(const Draws& draws) const { return down ? draws.queries - 1 : first; }
-    __device__ __forceinline__ u32 steps(const Draws& draws) const { return draws.queries - first; }
+    __device__ __forceinline__ u32 end(const Draws& draws) const { return DOCUMENTS ? last : draws.queries; }
+    __device__ __forceinline__ u32 steps(const Draws& draws) const { return end(draws) - first; }
 
-    // Goes on to the next step: in pairs, all query heads of a tile of queries follow each other; otherwise,
-    // all queries of a head.
+    // Goes on to the next step. In pairs, all query heads of a tile of queries follow each other; otherwise,
+    // all queries of a head. Within documents, a tile of keys that ends one document adds its parts after the
+    // tile that begins the next, which may have many more steps. So heads follow each other there, too, but
+    // for 128 columns, where that is slower.
     __device__ __forceinline__ void advance(const Draws& draws, u32& g, u32& n) const {
-        if (PAIRS) {
+        if (PAIRS || (DOCUMENTS && HEAD_DIM == 64)) {
             if (++g == draws.group) g = 0, n += down ? -1 : 1;
-        } else if (++n == draws.queries) {
+        } else if (++n == end(draws)) {
             n = first, g++;
         }
     }
@@ -128,6 +132,12 @@ struct Tile {
     }
 };
 
+// The tile of queries after the last one that sees a tile of keys.
+__device__ __forceinline__ u32 end_of(const Draws& draws, u32 number) {
+    Tile tile(draws, number);
+    return draws.args.ends[tile.sequence * draws.keys + tile.keys];
+}
+
 // Calls `step(query head of the group, tile of queries)` in the order of the loop.
 template <class Step> __device__ __forceinline__ void each_step(const Draws& draws, const Tile& tile, Step step) {
     u32 n = tile.begin(draws), g = 0;
@@ -144,11 +154,13 @@ __device__ __forceinline__ void fetch_queries(const Draws& draws, u32 shared) {
 #pragma unroll 1
     for (u32 turn = 0;; turn++) {
         u32 number = draw < draws.count ? 2 * draw + second : END;
+        u32 last = DOCUMENTS && number != END ? end_of(draws, number) : 0;
         wait(shared + TILE_EMPTY, turn % 2 ^ 1);
+        if (DOCUMENTS) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + NUMBER + 4), "r"(last) : "memory");
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + NUMBER), "r"(number) : "memory");
         arrive(shared + TILE_FULL);
         if (number == END) break;
-        Tile tile(draws, number);
+        Tile tile(draws, number, last);
         each_step(draws, tile, [&](u32 g, u32 n) {
             u32 stage = count % STAGES, parity = count / STAGES % 2 ^ 1, full = shared + Q_FULL + 8 * stage, head = tile.kv_head * draws.group + g;
             wait(shared + Q_EMPTY + 8 * stage, parity);
@@ -159,8 +171,15 @@ __device__ __forceinline__ void fetch_queries(const Draws& draws, u32 shared) {
                       full);
             const float* rows = args.rows + (u64)((tile.sequence * args.heads + head) * draws.queries + n) * (2 * QUERIES);
             asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared + ROWS_AT + stage * ROWS_BYTES),
-                         "l"(rows), "r"(ROWS_BYTES), "r"(full)
+                         "l"(rows), "r"(STARTS_AT), "r"(full)
                          : "memory");
+            if (DOCUMENTS) {
+                const u32* starts = args.starts + (tile.sequence * draws.queries + n) * QUERIES;
+                u32 to = shared + ROWS_AT + stage * ROWS_BYTES + STARTS_AT;
+                asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(starts),
+                             "r"(4 * QUERIES), "r"(full)
+                             : "memory");
+            }
             count++;
         });
         second = second == 0 && draws.is_pair(draw);
@@ -176,6 +195,12 @@ __device__ __forceinline__ u32 published(u32 shared, u32 turn) {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(number) : "r"(shared + NUMBER) : "memory");
     return number;
 }
+// The tile of queries after the last one that sees it.
+__device__ __forceinline__ u32 published_end(u32 shared) {
+    u32 last = 0;
+    if (DOCUMENTS) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(last) : "r"(shared + NUMBER + 4) : "memory");
+    return last;
+}
 
 // Fetches keys, values, and do of all steps.
 __device__ __forceinline__ void fetch_others(const Draws& draws, u32 shared) {
@@ -183,10 +208,10 @@ __device__ __forceinline__ void fetch_others(const Draws& draws, u32 shared) {
     u32 count = 0;
 #pragma unroll 1
     for (u32 turn = 0;; turn++) {
-        u32 number = published(shared, turn);
+        u32 number = published(shared, turn), last = published_end(shared);
         arrive(shared + TILE_EMPTY);
         if (number == END) break;
-        Tile tile(draws, number);
+        Tile tile(draws, number, last);
         u32 k_column = (args.heads + tile.kv_head) * HEAD_DIM, v_column = k_column + args.kv_heads * HEAD_DIM;
         // All consumers have stored dk and dv of the tile before.
         wait(shared + KV_EMPTY, turn % 2 ^ 1);
@@ -212,10 +237,10 @@ __device__ __forceinline__ void add_queries(const Draws& draws, u32 shared) {
     u32 count = 0;
 #pragma unroll 1
     for (u32 turn = 0;; turn++) {
-        u32 number = published(shared, turn);
+        u32 number = published(shared, turn), last = published_end(shared);
         arrive(shared + TILE_EMPTY);
         if (number == END) break;
-        Tile tile(draws, number);
+        Tile tile(draws, number, last);
         each_step(draws, tile, [&](u32 g, u32 n) {
             u32 at = (tile.sequence * args.heads + tile.kv_head * draws.group + g) * draws.queries + n, mine = tile.turn(draws, n);
             float* to = args.dq + (u64)at * (QUERIES * HEAD_DIM);
@@ -271,13 +296,28 @@ struct Consumer {
         wgmma_fence();
 #pragma unroll
         for (u32 i = 0; i < HEAD_DIM / 16; i++)
-            multiply_scores(s, k + (i / 4 * KEYS * ROW_BYTES + 32 * (i % 4) >> 4), q + (i / 4 * QUERIES * ROW_BYTES + 32 * (i % 4) >> 4), i > 0);
+            multiply_rows(s, k + (i / 4 * KEYS * ROW_BYTES + 32 * (i % 4) >> 4), q + (i / 4 * QUERIES * ROW_BYTES + 32 * (i % 4) >> 4), i > 0);
         wgmma_commit();
     }
 
+    // Sets the probabilities of keys before each query's document to zero, of 64 keys from `key` on.
+    __device__ __forceinline__ void hide_documents(float (&s)[SCORES], u32 starts, u32 key) {
+        u32 latest;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(latest) : "r"(starts + 4 * (QUERIES - 1)) : "memory");
+        if (__shfl_sync(0xffffffffu, latest, 0) <= key) return;
+#pragma unroll
+        for (u32 i = 0; i < QUERIES / 8; i++) {
+            float start[2];
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(start[0]), "=f"(start[1]) : "r"(starts + 4 * (8 * i + lane % 4 * 2)));
+#pragma unroll
+            for (u32 j = 0; j < 4; j++)
+                if (key + row(j / 2) < __float_as_uint(start[j % 2])) s[4 * i + j] = 0.0f;
+        }
+    }
+
     // Computes dP^T = V dO^T, and turns S^T, which has begun, into P^T meanwhile. `past` is the tile of
-    // queries, counted from the diagonal.
-    __device__ __forceinline__ void probabilities(float (&s)[SCORES], float (&dp)[SCORES], u32 past, u32 count) {
+    // queries, counted from the diagonal, and `keys` the tile of keys.
+    __device__ __forceinline__ void probabilities(float (&s)[SCORES], float (&dp)[SCORES], u32 past, u32 keys, u32 count) {
         const float scale = SCALE * LOG2_E;
         u32 stage = count % STAGES, rows = rows_at(count);
         u64 d_o = matrix(shared + DO_AT + stage * Q_BYTES), v = matrix(shared + V_AT + group * 64 * ROW_BYTES);
@@ -285,7 +325,7 @@ struct Consumer {
         wgmma_fence();
 #pragma unroll
         for (u32 i = 0; i < HEAD_DIM / 16; i++)
-            multiply_scores(dp, v + (i / 4 * KEYS * ROW_BYTES + 32 * (i % 4) >> 4), d_o + (i / 4 * QUERIES * ROW_BYTES + 32 * (i % 4) >> 4), i > 0);
+            multiply_rows(dp, v + (i / 4 * KEYS * ROW_BYTES + 32 * (i % 4) >> 4), d_o + (i / 4 * QUERIES * ROW_BYTES + 32 * (i % 4) >> 4), i > 0);
         wgmma_commit();
         wgmma_wait<1>();
         pin(s);
@@ -304,6 +344,7 @@ struct Consumer {
             for (u32 i = 0; i < SCORES; i++)
                 if (after + (int)row(i / 2 % 2) > (int)(i / 4 * 8 + lane % 4 * 2 + i % 2)) s[i] = 0.0f;
         }
+        if (DOCUMENTS) hide_documents(s, rows + STARTS_AT, keys * KEYS + 64 * group);
         wgmma_wait<0>();
         pin(dp);
     }
@@ -370,7 +411,7 @@ struct Consumer {
         free_stage(shared + DQ_FULL);
     }
 
-    // Rounds and stores 64 rows of dk or dv through the space of k or v, which this group alone still reads.
+    // Rounds and stores 64 rows of dk or dv through this space, whose rows of this group nobody else reads.
     __device__ __forceinline__ void store(const Arguments& args, const Tile& tile, const float (&sum)[HEAD_DIM / 2], float factor, u32 column, u32 at) {
         u32 space = shared + at + group * 64 * ROW_BYTES;
 #pragma unroll
@@ -391,21 +432,32 @@ struct Consumer {
         }
     }
 
+    // The rows that this group stores have left their space.
+    __device__ __forceinline__ void await_stores() {
+        if (threadIdx.x % GROUP == 0) await_reads<0>();
+        sync_threads(2 + group, GROUP);
+    }
+
     __device__ __forceinline__ void run(const Draws& draws) {
         const Arguments& args = draws.args;
         u32 count = 0;
         for (u32 turn = 0;; turn++) {
             u32 number = __shfl_sync(0xffffffffu, published(shared, turn), 0);
+            u32 last = DOCUMENTS ? __shfl_sync(0xffffffffu, published_end(shared), 0) : 0;
             free_stage(shared + TILE_EMPTY);
-            if (number == END) break;
-            Tile tile(draws, number);
+            if (number == END) {
+                if (DOCUMENTS) await_stores();
+                break;
+            }
+            Tile tile(draws, number, last);
 #pragma unroll
             for (u32 i = 0; i < HEAD_DIM / 2; i++) dk[i] = dv[i] = 0.0f;
             u32 n = tile.begin(draws), g = 0, left = tile.steps(draws) * draws.group;
             float s[SCORES], dp[SCORES];
             wait(shared + KV_FULL, turn % 2);
             start_scores(s, count);
-            probabilities(s, dp, n - tile.first, count);
+            probabilities(s, dp, n - tile.first, tile.keys, count);
+            if (DOCUMENTS) await_stores();
 #pragma unroll 1
             for (;;) {
                 step(s, dp, count);
@@ -423,7 +475,7 @@ struct Consumer {
                 wgmma_wait<1>();
                 pin(dk);
                 free_stage(q_empty);
-                probabilities(s, dp, n - tile.first, count);
+                probabilities(s, dp, n - tile.first, tile.keys, count);
             }
             // The other group reads all keys.
             sync_threads(1, 2 * GROUP);
@@ -431,6 +483,14 @@ struct Consumer {
             asm volatile("" : "+r"(number));
             tile = Tile(draws, number);
             u32 k_column = (args.heads + tile.kv_head) * HEAD_DIM;
+            if (DOCUMENTS) {
+                // Through the space of dS, so that the next keys and values arrive meanwhile.
+                if (threadIdx.x % GROUP == 0) arrive(shared + KV_EMPTY);
+                store(args, tile, dk, SCALE, k_column, DS_AT);
+                if (2 * KV_BYTES > DS_BUFFERS * DS_BYTES) await_stores();
+                store(args, tile, dv, 1.0f, k_column + args.kv_heads * HEAD_DIM, 2 * KV_BYTES > DS_BUFFERS * DS_BYTES ? DS_AT : DS_AT + KV_BYTES);
+                continue;
+            }
             store(args, tile, dk, SCALE, k_column, K_AT);
             store(args, tile, dv, 1.0f, k_column + args.kv_heads * HEAD_DIM, V_AT);
             if (threadIdx.x % GROUP == 0) {

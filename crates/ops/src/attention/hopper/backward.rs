@@ -22,7 +22,7 @@ pub(crate) const BACKWARD: KernelSource = KernelSource {
     archs: &[Arch::SM90],
     structs: &[Arguments::LAYOUT],
     variants: || {
-        WIDTHS.iter().flat_map(|width| width.orders().map(|pairs| width.pass_defines(pairs))).collect()
+        WIDTHS.iter().flat_map(|width| width.orders().map(|order| width.pass_defines(order))).collect()
     },
     ..KernelSource::new("attention/hopper/backward.cu", include_str!("backward.cu"))
 };
@@ -32,6 +32,14 @@ pub(crate) const AROUND_BACKWARD: KernelSource = KernelSource {
     structs: &[Rows::LAYOUT, Queries::LAYOUT],
     variants: || WIDTHS.map(Width::defines).to_vec(),
     ..KernelSource::new("attention/hopper/around_backward.cu", include_str!("around_backward.cu"))
+};
+
+pub(crate) const DOCUMENTS: KernelSource = KernelSource {
+    constants: &[&[("KEYS", KEYS as i64)]],
+    archs: &[Arch::SM90],
+    structs: &[Documents::LAYOUT],
+    variants: || WIDTHS.map(|width| vec![("QUERIES", width.queries as i64)]).to_vec(),
+    ..KernelSource::new("attention/hopper/documents.cu", include_str!("documents.cu"))
 };
 
 kernel_struct! {
@@ -49,6 +57,18 @@ kernel_struct! {
         heads: u32,
         kv_heads: u32,
         sequences: u32,
+        starts: DevicePtr,
+        ends: DevicePtr,
+    }
+}
+
+kernel_struct! {
+    struct Documents {
+        doc_start: DevicePtr,
+        starts: DevicePtr,
+        ends: DevicePtr,
+        seq_len: u32,
+        padding: u32,
     }
 }
 
@@ -84,6 +104,17 @@ struct Width {
 
 const WIDTHS: [Width; 2] = [Width { head_dim: 64, queries: 128 }, Width { head_dim: 128, queries: 64 }];
 
+/// The order of tiles of keys, and the queries that see them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// One tile after the other, of whole sequences.
+    Whole,
+    /// Two tiles at a time, of whole sequences.
+    Pairs,
+    /// One tile after the other, within documents.
+    Documents,
+}
+
 impl Width {
     fn from_op(op: &Attention) -> Option<Width> {
         WIDTHS.into_iter().find(|width| width.head_dim == op.head_dim)
@@ -93,51 +124,72 @@ impl Width {
         vec![
             ("HEAD_DIM", self.head_dim as i64),
             ("QUERIES", self.queries as i64),
-            ("SHARED_BYTES", self.shared_bytes() as i64),
+            ("SHARED_BYTES", self.shared_bytes(Order::Whole) as i64),
         ]
     }
 
-    /// Orders of tiles of keys that a variant exists for: one after the other, and in pairs.
-    fn orders(self) -> impl Iterator<Item = bool> {
-        [false, true].into_iter().filter(move |&pairs| !pairs || self.head_dim == 64)
+    /// Orders that a variant exists for.
+    fn orders(self) -> impl Iterator<Item = Order> {
+        let orders = [Order::Whole, Order::Pairs, Order::Documents];
+        orders.into_iter().filter(move |&order| order != Order::Pairs || self.head_dim == 64)
     }
 
-    fn pass_defines(self, pairs: bool) -> Defines {
-        let mut defines = self.defines();
-        defines.push(("PAIRS", pairs.into()));
-        defines
+    fn pass_defines(self, order: Order) -> Defines {
+        vec![
+            ("HEAD_DIM", self.head_dim as i64),
+            ("QUERIES", self.queries as i64),
+            ("SHARED_BYTES", self.shared_bytes(order) as i64),
+            ("PAIRS", (order == Order::Pairs).into()),
+            ("DOCUMENTS", (order == Order::Documents).into()),
+        ]
     }
 
-    /// True if tiles of keys are taken in pairs: where that is faster on an H200, and the blocks of a head
-    /// fit on the GPU together.
-    fn in_pairs(self, op: &Attention, multiprocessors: usize) -> bool {
-        self.orders().any(|pairs| pairs)
-            && op.heads > op.kv_heads
-            && op.seq_len.div_ceil(KEYS).div_ceil(2) <= multiprocessors
+    /// The order to use. Tiles of keys of whole sequences are taken in pairs where that is faster on an H200,
+    /// and the blocks of a head fit on the GPU together.
+    fn order(self, op: &Attention, documents: bool, multiprocessors: usize) -> Order {
+        let fit = op.seq_len.div_ceil(KEYS).div_ceil(2) <= multiprocessors;
+        if documents {
+            Order::Documents
+        } else if self.head_dim == 64 && op.heads > op.kv_heads && fit {
+            Order::Pairs
+        } else {
+            Order::Whole
+        }
     }
 
-    /// Keys and values; queries and do; dS; dq in f32; two numbers of each query; 14 barriers and a number.
-    fn shared_bytes(self) -> usize {
+    /// Keys and values; queries and do; dS; dq in f32; two numbers of each query, and with documents their
+    /// start; 14 barriers and two numbers.
+    fn shared_bytes(self, order: Order) -> usize {
         let Width { head_dim, queries } = self;
         let tiles = 2 * KEYS * head_dim + 2 * STAGES * queries * head_dim + STAGES * KEYS * queries;
-        2 * tiles + 4 * queries * head_dim + STAGES * 2 * 4 * queries + 8 * (6 + 4 * STAGES) + 8
+        let numbers = if order == Order::Documents { 3 } else { 2 };
+        2 * tiles + 4 * queries * head_dim + STAGES * numbers * 4 * queries + 8 * (6 + 4 * STAGES) + 8
     }
 }
 
-/// The parts of the workspace, in this order: dq, numbers of queries, and counts of parts.
+/// Bytes of the parts of the workspace, in this order: dq, numbers of queries, counts of parts, and with
+/// documents their starts and ends.
 struct Workspace {
     dq: usize,
     rows: usize,
     turns: usize,
+    starts: usize,
+    ends: usize,
 }
 
 impl Workspace {
-    fn new(op: &Attention, width: Width, sequences: usize) -> Workspace {
-        let tiles = sequences * op.heads * op.seq_len.div_ceil(width.queries);
+    fn new(op: &Attention, width: Width, sequences: usize, documents: bool) -> Workspace {
+        let of_head = sequences * op.seq_len.div_ceil(width.queries);
+        let tiles = op.heads * of_head;
+        let with_documents = |bytes| if documents { bytes } else { 0 };
+        let turns = 4 * tiles;
         Workspace {
             dq: 4 * tiles * width.queries * width.head_dim,
             rows: 4 * tiles * 2 * width.queries,
-            turns: 4 * tiles,
+            // Starts are copied 16 bytes at a time.
+            turns: if documents { turns.next_multiple_of(16) } else { turns },
+            starts: with_documents(4 * of_head * width.queries),
+            ends: with_documents(4 * sequences * op.seq_len.div_ceil(KEYS)),
         }
     }
 }
@@ -145,13 +197,12 @@ impl Workspace {
 impl Attention {
     /// Bytes of workspace of the backward for Hopper; 0 if there is none for these operands.
     pub(in super::super) fn hopper_backward_bytes(&self, qkv: TensorType, documents: bool) -> usize {
-        let Some(width) = Width::from_op(self).filter(|_| !documents && Attention::is_hopper_type(qkv))
-        else {
+        let Some(width) = Width::from_op(self).filter(|_| Attention::is_hopper_type(qkv)) else {
             return 0;
         };
-        let Workspace { dq, rows, turns } =
-            Workspace::new(self, width, qkv.shape.rows_cols().0 / self.seq_len);
-        dq + rows + turns
+        let sequences = qkv.shape.rows_cols().0 / self.seq_len;
+        let Workspace { dq, rows, turns, starts, ends } = Workspace::new(self, width, sequences, documents);
+        dq + rows + turns + starts + ends
     }
 
     /// The backward by the kernels for Hopper, or `None` if this GPU lacks them or they do not support the
@@ -163,23 +214,24 @@ impl Attention {
     ) -> Result<Option<Work>, CudaError> {
         let [d_o, qkv, o, lse] = [0, 1, 2, 3].map(|n| operands.inputs[n]);
         let (workspace, d_qkv) = (operands.workspace[0], operands.outputs[0]);
-        let documents = operands.inputs.len() > 4;
-        let Some(width) = Width::from_op(self).filter(|_| !documents && self.runs_on_hopper(gpu, qkv.ty))
-        else {
+        let doc_start = operands.inputs.get(4);
+        let Some(width) = Width::from_op(self).filter(|_| self.runs_on_hopper(gpu, qkv.ty)) else {
             return Ok(None);
         };
         let Attention { seq_len, heads, kv_heads, head_dim, .. } = *self;
         let (tokens, columns) = qkv.ty.shape.rows_cols();
         let sequences = tokens / seq_len;
-        let parts = Workspace::new(self, width, sequences);
+        let parts = Workspace::new(self, width, sequences, doc_start.is_some());
         if heads > MAX_BLOCKS_YZ || sequences > MAX_BLOCKS_YZ {
             return Ok(None);
         }
         let dq = workspace.place;
         let rows = DevicePtr(dq.0 + parts.dq as u64);
         let turns = DevicePtr(rows.0 + parts.rows as u64);
+        let starts = DevicePtr(turns.0 + parts.turns as u64);
+        let ends = DevicePtr(starts.0 + parts.starts as u64);
         let multiprocessors = gpu.info().multiprocessors as usize;
-        let pairs = width.in_pairs(self, multiprocessors);
+        let order = width.order(self, doc_start.is_some(), multiprocessors);
         let with_scale = |mut defines: Defines| {
             defines.extend(scale_define(self.scale));
             defines
@@ -202,7 +254,16 @@ impl Attention {
         };
         // SAFETY: the kernel takes one `Rows`. Inputs have the extents that `infer` checked, and the
         // workspace has `hopper_backward_bytes`.
-        let before = unsafe { Work::launch(before, launch(128), numbers) };
+        let mut works = vec![unsafe { Work::launch(before, launch(128), numbers) }];
+        if let Some(doc_start) = doc_start {
+            let defines = [("QUERIES", width.queries as i64)];
+            let function = gpu.function(&DOCUMENTS, &defines, "hopper_documents")?;
+            let documents =
+                Documents { doc_start: doc_start.place, starts, ends, seq_len: seq_len_u32, padding: 0 };
+            let launch = Launch { grid: [grid[0], sequences_u32, 1], ..Launch::row(1, 128) };
+            // SAFETY: the kernel takes one `Documents`; as for the kernel before it.
+            works.push(unsafe { Work::launch(function, launch, documents) });
+        }
 
         let map = |at, columns, rows| self.map(gpu, at, columns, sequences, rows);
         let counter = table(gpu, &[0u32])?;
@@ -219,19 +280,22 @@ impl Attention {
             heads: heads_u32,
             kv_heads: kv_heads_u32,
             sequences: sequences_u32,
+            starts,
+            ends,
         };
-        let function = gpu.function(&BACKWARD, &with_scale(width.pass_defines(pairs)), "hopper_backward")?;
-        let shared = width.shared_bytes() as u32;
+        let function = gpu.function(&BACKWARD, &with_scale(width.pass_defines(order)), "hopper_backward")?;
+        let shared = width.shared_bytes(order) as u32;
         function.allow_shared(shared)?;
-        let of_head = seq_len.div_ceil(KEYS).div_ceil(if pairs { 2 } else { 1 });
+        let of_head = seq_len.div_ceil(KEYS).div_ceil(if order == Order::Pairs { 2 } else { 1 });
         let blocks = (of_head * kv_heads * sequences).min(multiprocessors) as u32;
         let pass = Launch::row(blocks, 128 * (CONSUMERS as u32 + 1)).shared(shared);
         // SAFETY: the kernel takes one `Arguments`, and the launch has the threads and the shared memory that
         // it uses. The maps have the extents that `infer` checked, and TMA accesses nothing outside of them.
-        // The kernel before this one sets `turns` to zeros. The counter lives as long as the work, whose
-        // launches follow each other, and is 0 between them. A block waits only for blocks that began before
-        // it drew its tile, or, in pairs, for those of its head, which fit on the GPU together.
-        let pass = holding(unsafe { Work::launch(function, pass, arguments) }, counter);
+        // The kernels before this one set `turns` to zeros, and write starts and ends. The counter lives as
+        // long as the work, whose launches follow each other, and is 0 between them. A block waits only for
+        // blocks that began before it drew its tile, or, in pairs, for those of its head, which fit on the
+        // GPU together.
+        works.push(holding(unsafe { Work::launch(function, pass, arguments) }, counter));
 
         let after = gpu.function(&AROUND_BACKWARD, &defines, "hopper_dq")?;
         let queries = Queries {
@@ -243,8 +307,8 @@ impl Attention {
             padding: 0,
         };
         // SAFETY: the kernel takes one `Queries`; as for the first kernel.
-        let after = unsafe { Work::launch(after, launch(256), queries) };
-        Ok(Some(Work::sequence(vec![before, pass, after])))
+        works.push(unsafe { Work::launch(after, launch(256), queries) });
+        Ok(Some(Work::sequence(works)))
     }
 }
 
@@ -265,13 +329,17 @@ mod tests {
             scale: None,
             deterministic: true,
         };
-        let paired = |op: Attention| Width::from_op(&op).unwrap().in_pairs(&op, 132);
+        let order = |op: Attention, documents| Width::from_op(&op).unwrap().order(&op, documents, 132);
+        let paired = |op: Attention| order(op, false) == Order::Pairs;
         assert!(paired(op(4096, 8, 64)) && paired(op(132 * 256, 8, 64)));
         assert!(!paired(op(132 * 256 + 1, 8, 64)) && !paired(op(4096, 32, 64)) && !paired(op(4096, 8, 128)));
+        assert!(order(op(4096, 8, 64), true) == Order::Documents);
     }
 
     #[test]
     fn shared_memory_fits_a_block_of_hopper() {
-        assert!(WIDTHS.iter().all(|width| width.shared_bytes() <= 227 * 1024));
+        assert!(
+            WIDTHS.iter().all(|width| width.orders().all(|order| width.shared_bytes(order) <= 227 * 1024))
+        );
     }
 }

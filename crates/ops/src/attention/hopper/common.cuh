@@ -58,6 +58,14 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[64], u64 a, u64 b, bo
                  : "l"(a), "l"(b), "r"((u32)add));
 }
 
+// The same for 64 rows of b.
+__device__ __forceinline__ void multiply_rows(float (&sum)[32], u64 a, u64 b, bool add) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" FIRST_32
+                 "}, %32, %33, add, 1, 1, 0, 0;\n}"
+                 : SUMS_32(sum)
+                 : "l"(a), "l"(b), "r"((u32)add));
+}
+
 // sum += a b over 16 rows of b: 64 rows of a in registers, HEAD_DIM columns of b.
 __device__ __forceinline__ void multiply_columns(float (&sum)[64], const u32* a, u64 b) {
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" FIRST_64

@@ -9,6 +9,9 @@
 //
 // The reference of a row's exponentials is raised only if a score exceeds it by more than 2^RISE, so sums are
 // rarely rescaled. Each sum has one owner and one order.
+//
+// With DOCUMENTS, a query sees the keys of its own document alone. Tiles of keys before the document of a
+// tile's first query are not fetched, and each group of warps skips those before its own first query's.
 
 struct Arguments {
     // Columns of qkv by rows of a sequence by sequences, in boxes of 64 columns and CONSUMERS x 64 or KEYS
@@ -23,14 +26,18 @@ struct Arguments {
     // Heads that are computed together, because their keys and values fit into L2.
     u32 section;
     u32 padding;
+    // [B, s], with DOCUMENTS: the index in its sequence of the first token of each token's document.
+    const int* doc_start;
 };
 
 constexpr u32 ROWS = 64 * CONSUMERS, Q_BYTES = 2 * ROWS * HEAD_DIM, TILE_BYTES = 2 * KEYS * HEAD_DIM;
-// Offsets in shared memory: queries of two tiles, keys, values, barriers, and the numbers of two tiles.
+// Offsets in shared memory: queries of two tiles, keys, values, barriers, and the numbers of two tiles, which
+// their first tiles of keys follow.
 constexpr u32 K_AT = 2 * Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES, Q_FULL = V_AT + STAGES * TILE_BYTES, Q_EMPTY = Q_FULL + 8 * 2;
 constexpr u32 K_FULL = Q_EMPTY + 8 * 2, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES;
 constexpr u32 NUMBERS = V_EMPTY + 8 * STAGES;
-static_assert(NUMBERS + 4 * 2 == SHARED_BYTES, "the launcher allocates this much");
+enum : u32 { BEGINS = NUMBERS + 4 * 2 };
+static_assert(BEGINS + (DOCUMENTS ? 4 * 2 : 0) == SHARED_BYTES, "the launcher allocates this much");
 // A power of two: probabilities stay below 2^RISE.
 constexpr float RISE = 8.0f;
 
@@ -43,26 +50,39 @@ struct Tiles {
         : args(args), of_head((args.seq_len + ROWS - 1) / ROWS), count(of_head * args.heads * args.sequences) {}
 };
 
+// The first key that a query sees. Documents are in order, so it does not decrease with the query. It is
+// clamped to a valid key, whatever doc_start holds.
+__device__ __forceinline__ u32 first_key(const Arguments& args, u32 sequence, u32 query) {
+    return min((u32)max(args.doc_start[sequence * args.seq_len + query], 0), query);
+}
+
 // A tile of queries.
 struct Tile {
     u32 first, head, kv_head, sequence;
-    // Tiles of keys that it sees.
-    u32 steps;
+    // The first tile of keys that it sees, and how many it sees.
+    u32 begin, steps;
 
-    __device__ __forceinline__ Tile(const Tiles& tiles, u32 number) {
+    __device__ __forceinline__ Tile(const Tiles& tiles, u32 number, u32 begin = 0) : begin(begin) {
         const Arguments& args = tiles.args;
         u32 heads = args.heads * args.sequences, section = number / (args.section * tiles.of_head), within = number % (args.section * tiles.of_head);
         u32 in_section = min(args.section, heads - section * args.section), one = section * args.section + within % in_section;
         first = (tiles.of_head - 1 - within / in_section) * ROWS;
         sequence = one / args.heads, head = one % args.heads, kv_head = head / (args.heads / args.kv_heads);
-        steps = (min(first + ROWS, args.seq_len) + KEYS - 1) / KEYS;
+        steps = (min(first + ROWS, args.seq_len) + KEYS - 1) / KEYS - begin;
     }
 };
+
+// The first tile of keys that some query of a tile sees.
+__device__ __forceinline__ u32 first_tile(const Tiles& tiles, u32 number) {
+    if (number >= tiles.count) return 0;
+    Tile tile(tiles, number);
+    return first_key(tiles.args, tile.sequence, tile.first) / KEYS;
+}
 
 // Draws tile after tile, and fetches its queries, keys and values.
 __device__ __forceinline__ void fetch_tiles(const Tiles& tiles, u32 shared) {
     const Arguments& args = tiles.args;
-    u32 keys = 0, values = 0, number = blockIdx.x;
+    u32 keys = 0, values = 0, number = blockIdx.x, begin = DOCUMENTS ? first_tile(tiles, number) : 0;
     auto fetch_next = [&](u32& count, u32 at, u32 full, u32 empty, u32 column, u32 row, u32 sequence) {
         u32 stage = count % STAGES;
         wait(shared + empty + 8 * stage, count / STAGES % 2 ^ 1);
@@ -73,18 +93,20 @@ __device__ __forceinline__ void fetch_tiles(const Tiles& tiles, u32 shared) {
         u32 slot = n % 2, full = shared + Q_FULL + 8 * slot;
         wait(shared + Q_EMPTY + 8 * slot, n / 2 % 2 ^ 1);
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + NUMBERS + 4 * slot), "r"(number) : "memory");
+        if (DOCUMENTS) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + BEGINS + 4 * slot), "r"(begin) : "memory");
         if (number >= tiles.count) {
             arrive(full);
             break;
         }
         // Each tile draws one number, so the last one sets the counter to 0 again.
         u32 next = gridDim.x + atomicInc(args.counter, tiles.count - 1);
-        Tile tile(tiles, number);
+        Tile tile(tiles, number, begin);
         fetch_rows<ROWS>(shared + slot * Q_BYTES, args.q, tile.head * HEAD_DIM, tile.first, tile.sequence, full);
         u32 k_column = (args.heads + tile.kv_head) * HEAD_DIM, v_column = k_column + args.kv_heads * HEAD_DIM;
         for (u32 step = 0; step <= tile.steps; step++) {
-            if (step < tile.steps) fetch_next(keys, K_AT, K_FULL, K_EMPTY, k_column, (tile.steps - 1 - step) * KEYS, tile.sequence);
-            if (step > 0) fetch_next(values, V_AT, V_FULL, V_EMPTY, v_column, (tile.steps - step) * KEYS, tile.sequence);
+            if (step < tile.steps) fetch_next(keys, K_AT, K_FULL, K_EMPTY, k_column, (tile.begin + tile.steps - 1 - step) * KEYS, tile.sequence);
+            if (DOCUMENTS && step == 0) begin = first_tile(tiles, next);
+            if (step > 0) fetch_next(values, V_AT, V_FULL, V_EMPTY, v_column, (tile.begin + tile.steps - step) * KEYS, tile.sequence);
         }
         number = next;
     }
@@ -95,6 +117,8 @@ struct Consumer {
     u32 group, warp, lane, shared;
     // The first query, and its slot; tiles of keys and of values so far.
     u32 first, slot, keys, values;
+    // With DOCUMENTS: the sequence, and the first key of the last query's document.
+    u32 sequence, last_start;
     // For the two rows of a lane: the reference of exponentials, of scores that are not scaled yet, and their
     // sum over this lane's columns.
     float top[2], total[2];
@@ -149,6 +173,20 @@ struct Consumer {
         give_back(K_EMPTY, keys);
         wait(shared + V_FULL + 8 * (values % STAGES), values / STAGES % 2);
         give_back(V_EMPTY, values);
+    }
+
+    // Hides the keys before each query's document, of a tile that begins at `key`.
+    __device__ __forceinline__ void mask_documents(const Arguments& args, u32 key) {
+        if (!DOCUMENTS || key >= last_start) return;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            u32 start = first_key(args, sequence, min(first + row(half), args.seq_len - 1));
+#pragma unroll
+            for (u32 i = 0; i < KEYS / 8; i++)
+#pragma unroll
+                for (u32 j = 0; j < 2; j++)
+                    if (key + 8 * i + lane % 4 * 2 + j < start) s[4 * i + 2 * half + j] = -INFINITY_F;
+        }
     }
 
     // Hides the keys after each query, of a tile that begins at `key`.
@@ -214,7 +252,11 @@ struct Consumer {
         float shrink[2];
 #pragma unroll
         for (u32 i = 0; i < HEAD_DIM / 2; i++) o[i] = 0.0f;
-        u32 key = (tile.steps - 1 - step) * KEYS;
+        u32 key = (tile.begin + tile.steps - 1 - step) * KEYS, steps = tile.steps, start = 0;
+        if (DOCUMENTS) {
+            sequence = tile.sequence;
+            start = first_key(args, sequence, first), last_start = first_key(args, sequence, min(first + 64, args.seq_len) - 1);
+        }
         begin_turn();
         wgmma_fence();
         start_scores();
@@ -222,11 +264,17 @@ struct Consumer {
         wgmma_wait<0>();
         pin(s);
         give_back(K_EMPTY, keys);
+        if (DOCUMENTS) {
+            // ptxas must see that all lanes agree.
+            last_start = __shfl_sync(0xffffffffu, last_start, 0);
+            steps = __shfl_sync(0xffffffffu, tile.begin + tile.steps - max(tile.begin, start / KEYS), 0);
+        }
         mask(key);
+        mask_documents(args, key);
         softmax<true>(shrink);
         round();
         if (releases) release(slot ^ 1);
-        for (step++; step < tile.steps; step++) {
+        for (step++; step < steps; step++) {
             key -= KEYS;
             begin_turn();
             wgmma_fence();
@@ -237,6 +285,7 @@ struct Consumer {
             pin(s);
             give_back(K_EMPTY, keys);
             mask(key);
+            mask_documents(args, key);
             bool rises = softmax<false>(shrink);
             wgmma_wait<0>();
             pin(o);
@@ -262,6 +311,9 @@ struct Consumer {
         pin(o);
         give_back(V_EMPTY, values);
         store(args, tile, inverse);
+        // Tiles that other groups see.
+        if (DOCUMENTS)
+            for (; step < tile.steps; step++) skip();
     }
 
     // Normalises and stores outputs. This group alone reads its rows of q, and it no longer needs them.
@@ -297,9 +349,15 @@ struct Consumer {
             // ptxas must see that all lanes agree, or it serialises wgmma.
             number = __shfl_sync(0xffffffffu, number, 0);
             if (number >= tiles.count) break;
-            Tile tile(tiles, number);
+            u32 begin = 0;
+            if (DOCUMENTS) {
+                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(begin) : "r"(shared + BEGINS + 4 * slot) : "memory");
+                begin = __shfl_sync(0xffffffffu, begin, 0);
+            }
+            Tile tile(tiles, number, begin);
             first = tile.first + 64 * group;
             u32 seen = first < tiles.args.seq_len ? (min(first + 64, tiles.args.seq_len) + KEYS - 1) / KEYS : 0, step = 0;
+            if (DOCUMENTS && seen > 0) seen -= begin;
             for (; step < tile.steps - seen; step++) skip();
             if (seen > 0) compute(tiles.args, tile, step, n > 0);
             else if (n > 0) release(slot ^ 1);

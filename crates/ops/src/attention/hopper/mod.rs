@@ -1,5 +1,5 @@
-//! Attention kernels for Hopper's tensor cores, in bf16, for heads of 64 and 128 columns, without documents.
-//! Each sum has one order, so results are deterministic.
+//! Attention kernels for Hopper's tensor cores, in bf16, for heads of 64 and 128 columns, with and without
+//! documents. Each sum has one order, so results are deterministic.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Attention;
@@ -17,7 +17,7 @@ pub(super) const NAME: &str = "hopper";
 
 mod backward;
 
-pub(super) use backward::{AROUND_BACKWARD, BACKWARD};
+pub(super) use backward::{AROUND_BACKWARD, BACKWARD, DOCUMENTS};
 
 /// Queries or keys of a group of four warps, and columns of a strip of a tile.
 const UNIT: usize = 64;
@@ -48,12 +48,14 @@ kernel_struct! {
         sequences: u32,
         section: u32,
         padding: u32,
+        doc_start: DevicePtr,
     }
 }
 
 /// A variant of the forward.
 struct Tiles {
     head_dim: usize,
+    documents: bool,
     /// Groups of four warps that multiply 64 queries each.
     consumers: usize,
     /// Tiles of keys, and of values, in shared memory.
@@ -62,10 +64,12 @@ struct Tiles {
     turns: bool,
 }
 
-/// One variant for each width of heads, the fastest on an H200.
-const TILES: [Tiles; 2] = [
-    Tiles { head_dim: 64, consumers: 3, stages: 3, turns: true },
-    Tiles { head_dim: 128, consumers: 2, stages: 2, turns: false },
+/// One variant for each width of heads, with and without documents: the fastest on an H200.
+const TILES: [Tiles; 4] = [
+    Tiles { head_dim: 64, documents: false, consumers: 3, stages: 3, turns: true },
+    Tiles { head_dim: 64, documents: true, consumers: 3, stages: 4, turns: false },
+    Tiles { head_dim: 128, documents: false, consumers: 2, stages: 2, turns: false },
+    Tiles { head_dim: 128, documents: true, consumers: 2, stages: 2, turns: true },
 ];
 
 impl Tiles {
@@ -77,6 +81,7 @@ impl Tiles {
             ("STAGES", self.stages as i64),
             ("TURNS", self.turns.into()),
             ("SHARED_BYTES", self.shared_bytes() as i64),
+            ("DOCUMENTS", self.documents.into()),
         ]
     }
 
@@ -84,10 +89,12 @@ impl Tiles {
         UNIT * self.consumers
     }
 
-    /// Queries of two tiles, keys and values, barriers, and the numbers of two tiles.
+    /// Queries of two tiles, keys and values, barriers, and the numbers of two tiles; with documents, the
+    /// first tiles of keys of both.
     fn shared_bytes(&self) -> usize {
         let rows = 2 * self.queries() + 2 * self.stages * KEYS;
-        2 * self.head_dim * rows + 8 * (4 + 4 * self.stages) + 4 * 2
+        let numbers = if self.documents { 2 } else { 1 };
+        2 * self.head_dim * rows + 8 * (4 + 4 * self.stages) + 4 * 2 * numbers
     }
 }
 
@@ -100,9 +107,10 @@ impl Attention {
         operands: &Operands<'_>,
     ) -> Result<Option<Work>, CudaError> {
         let qkv = operands.inputs[0];
-        let tiles = TILES.iter().find(|tiles| tiles.head_dim == self.head_dim);
-        let documents = operands.inputs.len() > 1;
-        let Some(tiles) = tiles.filter(|_| !documents && self.runs_on_hopper(gpu, qkv.ty)) else {
+        let doc_start = operands.inputs.get(1);
+        let fits = |tiles: &&Tiles| tiles.head_dim == self.head_dim && tiles.documents == doc_start.is_some();
+        let tiles = TILES.iter().find(fits);
+        let Some(tiles) = tiles.filter(|_| self.runs_on_hopper(gpu, qkv.ty)) else {
             return Ok(None);
         };
         let Attention { seq_len, heads, kv_heads, head_dim, .. } = *self;
@@ -122,6 +130,7 @@ impl Attention {
             sequences: sequences as u32,
             section: self.section(gpu.info().l2_bytes) as u32,
             padding: 0,
+            doc_start: doc_start.map_or(DevicePtr(0), |starts| starts.place),
         };
         let mut defines = tiles.defines();
         defines.extend(scale_define(self.scale));
@@ -132,9 +141,9 @@ impl Attention {
         let blocks = all.min(gpu.info().multiprocessors as usize) as u32;
         let launch = Launch::row(blocks, 128 * (tiles.consumers as u32 + 1)).shared(shared);
         // SAFETY: the kernel takes one `Arguments`, and the launch has the threads and the shared memory that
-        // it uses. The maps and lse have the extents that `infer` checked; TMA accesses nothing outside of
-        // the maps. The counter lives as long as the work, whose launches follow each other, and is 0 between
-        // them.
+        // it uses. The maps, lse and document starts have the extents that `infer` checked; TMA accesses
+        // nothing outside of the maps, and the kernel clamps document starts. The counter lives as long as
+        // the work, whose launches follow each other, and is 0 between them.
         Ok(Some(holding(unsafe { Work::launch(function, launch, arguments) }, counter)))
     }
 

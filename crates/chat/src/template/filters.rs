@@ -1,0 +1,268 @@
+//! Filters of Jinja2, where `minijinja` has others or prints otherwise. Filters that only one of both has are
+//! removed, so that a template with them is refused.
+
+use minijinja::value::{Rest, ValueKind};
+use minijinja::{Environment, Error, State, Value};
+
+use super::arguments::{Arguments, integer, is_true, text};
+use super::marks::SPAN;
+use super::{data, json, methods, python, refuse, source};
+
+/// Filters of `minijinja` without a counterpart of the same meaning in Jinja2.
+const REMOVED: [&str; 11] =
+    ["attr", "bool", "chain", "e", "escape", "format", "lines", "pprint", "split", "zip", "urlencode"];
+
+/// Adds the filters.
+pub(super) fn add(environment: &mut Environment<'static>) {
+    REMOVED.iter().for_each(|name| environment.remove_filter(name));
+    let mut add = |name: &'static str, filter: fn(&[Value]) -> Result<Value, Error>| {
+        environment.add_filter(name, move |args: Rest<Value>| filter(&args));
+    };
+    add("tojson", json::tojson);
+    add("safe", |args| Ok(Value::from(subject("safe", args)?)));
+    add("string", |args| Ok(Value::from(subject("string", args)?)));
+    add("upper", |args| Ok(Value::from(subject("upper", args)?.to_uppercase())));
+    add("lower", |args| Ok(Value::from(subject("lower", args)?.to_lowercase())));
+    add("capitalize", |args| Ok(Value::from(python::capitalize(&subject("capitalize", args)?))));
+    add("title", |args| Ok(Value::from(title(&subject("title", args)?))));
+    add("trim", trim);
+    add("indent", indent);
+    add("length", length);
+    add("count", length);
+    add("first", |args| Ok(iterate(one("first", args)?)?.try_iter()?.next().unwrap_or_default()));
+    add("last", |args| Ok(iterate(one("last", args)?)?.try_iter()?.last().unwrap_or_default()));
+    add("list", |args| Ok(Value::from(iterate(one("list", args)?)?.try_iter()?.collect::<Vec<_>>())));
+    add("items", items);
+    add("default", default);
+    add("d", default);
+    add("int", int);
+    add("float", float);
+    add("round", round);
+    add(source::ITERATE_FILTER, |args| iterate(one("for", args)?));
+    add(source::SPAN_FILTER, |args| {
+        Ok(Value::from(format!("{}{}{}", SPAN.0, subject("generation", args)?, SPAN.1)))
+    });
+    environment.add_filter("replace", |state: &State, args: Rest<Value>| {
+        let [value, old, new, count] =
+            Arguments::new("replace", &args, ["s", "old", "new", "count"])?.values();
+        let text = |value: Option<Value>| python::string(&value.unwrap_or_default());
+        let count = count.filter(|count| !count.is_none());
+        let count = usize::try_from(integer("replace", count.as_ref(), -1)?).unwrap_or(usize::MAX);
+        replace(state, &text(value)?, &text(old)?, &text(new)?, count)
+    });
+    environment.add_filter("join", join);
+}
+
+/// The only argument.
+fn one(filter: &str, args: &[Value]) -> Result<Value, Error> {
+    let [value] = Arguments::new(filter, args, ["value"])?.values();
+    Ok(value.unwrap_or_default())
+}
+
+/// The only argument as text.
+fn subject(filter: &str, args: &[Value]) -> Result<String, Error> {
+    python::string(&one(filter, args)?)
+}
+
+/// `value`, if Python can iterate over it.
+pub(super) fn iterate(value: Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Plain => {
+            Err(refuse(format!("a value that is no list is iterated ({})", value.kind())))
+        }
+        _ => Ok(value),
+    }
+}
+
+/// `str.replace`, whose result is paid for before it exists.
+pub(super) fn replace(
+    state: &State,
+    string: &str,
+    old: &str,
+    new: &str,
+    count: usize,
+) -> Result<Value, Error> {
+    let matches = if old.is_empty() { string.len() + 1 } else { string.matches(old).count() }.min(count);
+    let growth = matches.saturating_mul(new.len().saturating_sub(old.len()));
+    state.consume_fuel(1 + ((growth + string.len()) / 64) as u64)?;
+    Ok(Value::from(string.replacen(old, new, matches)))
+}
+
+fn join(state: &State, args: Rest<Value>) -> Result<Value, Error> {
+    let [value, separator, attribute] = Arguments::new("join", &args, ["value", "d", "attribute"])?.values();
+    let separator = separator.map(|separator| python::string(&separator)).transpose()?.unwrap_or_default();
+    let attribute = attribute.filter(|attribute| !attribute.is_none());
+    let mut joined = String::new();
+    for (at, item) in iterate(value.unwrap_or_default())?.try_iter()?.enumerate() {
+        let item = match &attribute {
+            None => item,
+            Some(attribute) => item.get_attr(text("join", Some(attribute))?)?,
+        };
+        let item = python::string(&item)?;
+        state.consume_fuel(1 + ((item.len() + separator.len()) / 64) as u64)?;
+        joined.push_str(if at > 0 { &separator } else { "" });
+        joined.push_str(&item);
+    }
+    Ok(Value::from(joined))
+}
+
+fn trim(args: &[Value]) -> Result<Value, Error> {
+    let [value, chars] = Arguments::new("trim", args, ["value", "chars"])?.values();
+    let string = python::string(&value.unwrap_or_default())?;
+    let chars = chars.filter(|chars| !chars.is_none());
+    let chars = chars.as_ref().map(|chars| text("trim", Some(chars))).transpose()?;
+    Ok(Value::from(methods::strip(&string, chars, true, true)))
+}
+
+/// Indents all lines but the first, and not those that are empty.
+fn indent(args: &[Value]) -> Result<Value, Error> {
+    let [value, width, first, blank] =
+        Arguments::new("indent", args, ["s", "width", "first", "blank"])?.values();
+    let value = value.unwrap_or_default();
+    let string = text("indent", Some(&value))?;
+    let indention = match width.as_ref().and_then(Value::as_str) {
+        Some(text) => text.to_owned(),
+        None => {
+            " ".repeat(usize::try_from(integer("indent", width.as_ref(), 4)?.min(1000)).unwrap_or_default())
+        }
+    };
+    if string
+        .contains(['\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'])
+    {
+        return Err(refuse("indent: text with line ends other than \\n is not supported"));
+    }
+    let blank = is_true(blank.as_ref(), false);
+    let mut out = if is_true(first.as_ref(), false) { indention.clone() } else { String::new() };
+    for (at, line) in string.split('\n').enumerate() {
+        out.push_str(if at > 0 { "\n" } else { "" });
+        out.push_str(if at > 0 && (blank || !line.is_empty()) { &indention } else { "" });
+        out.push_str(line);
+    }
+    Ok(Value::from(out))
+}
+
+fn length(args: &[Value]) -> Result<Value, Error> {
+    let value = one("length", args)?;
+    match value.len() {
+        Some(len) => Ok(Value::from(len)),
+        None if value.is_undefined() => Ok(Value::from(0)),
+        None => Err(refuse(format!("length of a value without one ({})", value.kind()))),
+    }
+}
+
+fn items(args: &[Value]) -> Result<Value, Error> {
+    let value = one("items", args)?;
+    match value.kind() {
+        ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
+        ValueKind::Map => data::dict_method(&value, "items", &[]),
+        other => Err(refuse(format!("items of a value that is no dictionary ({other})"))),
+    }
+}
+
+fn default(args: &[Value]) -> Result<Value, Error> {
+    let [value, default, boolean] =
+        Arguments::new("default", args, ["value", "default_value", "boolean"])?.values();
+    let value = value.unwrap_or_default();
+    match value.is_undefined() || is_true(boolean.as_ref(), false) && !value.is_true() {
+        true => Ok(default.unwrap_or_else(|| Value::from(""))),
+        false => Ok(value),
+    }
+}
+
+fn int(args: &[Value]) -> Result<Value, Error> {
+    let [value, default] = Arguments::new("int", args, ["value", "default"])?.values();
+    let (value, default) = (value.unwrap_or_default(), default.unwrap_or_else(|| Value::from(0)));
+    if value.kind() == ValueKind::Bool {
+        return Ok(Value::from(i64::from(value.is_true())));
+    }
+    if value.is_integer() {
+        return Ok(value);
+    }
+    let number = match value.as_str() {
+        Some(string) => {
+            let digits = methods::strip(string, None, true, true);
+            if let (Ok(integer), false) = (digits.parse::<i64>(), digits.contains('_')) {
+                return Ok(Value::from(integer));
+            }
+            read_float(digits)
+        }
+        None => python::as_float(&value),
+    };
+    match number {
+        Some(number) if number.abs() < 9.0e15 => Ok(Value::from(number.trunc() as i64)),
+        Some(_) => Err(refuse("int: a number beyond 53 bits is not supported")),
+        None => Ok(default),
+    }
+}
+
+fn float(args: &[Value]) -> Result<Value, Error> {
+    let [value, default] = Arguments::new("float", args, ["value", "default"])?.values();
+    let (value, default) = (value.unwrap_or_default(), default.unwrap_or_else(|| Value::from(0.0)));
+    let number = match (value.as_str(), value.kind()) {
+        (Some(string), _) => read_float(methods::strip(string, None, true, true)),
+        (_, ValueKind::Bool) => Some(if value.is_true() { 1.0 } else { 0.0 }),
+        (_, ValueKind::Number) => f64::try_from(value.clone()).ok(),
+        _ => python::as_float(&value),
+    };
+    Ok(number.map_or(default, Value::from))
+}
+
+fn read_float(digits: &str) -> Option<f64> {
+    let is_number = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
+    digits.parse().ok().filter(|_| digits.chars().all(is_number))
+}
+
+fn round(args: &[Value]) -> Result<Value, Error> {
+    let [value, precision, method] =
+        Arguments::new("round", args, ["value", "precision", "method"])?.values();
+    let (value, precision) = (value.unwrap_or_default(), integer("round", precision.as_ref(), 0)?);
+    if method.is_some_and(|method| method.as_str() != Some("common")) || !(0..=15).contains(&precision) {
+        return Err(refuse("round: only method \"common\" with a precision of 0 to 15 is supported"));
+    }
+    if value.is_integer() {
+        return Ok(value);
+    }
+    let number = python::as_float(&value).ok_or_else(|| refuse("round: the value is no number"))?;
+    let places = usize::try_from(precision).unwrap_or_default();
+    let rounded: f64 = format!("{number:.places$}").parse().unwrap_or(number);
+    Ok(Value::from(rounded))
+}
+
+/// The filter `title`: a capital at the start of each word, all others small.
+fn title(string: &str) -> String {
+    let mut out = String::new();
+    let mut is_inside = false;
+    for c in string.chars() {
+        let separates = python::is_space(c) || "-({[<".contains(c);
+        if is_inside {
+            out.extend(c.to_lowercase())
+        } else {
+            out.extend(c.to_uppercase())
+        }
+        is_inside = !separates;
+    }
+    out
+}
+
+/// Maximum length of a range, as in the sandbox of Jinja2.
+const MAX_RANGE: i64 = 100_000;
+
+/// The function `range`.
+pub(super) fn range(args: Rest<Value>) -> Result<Value, Error> {
+    let numbers =
+        args.iter().map(|value| integer("range", Some(value), 0)).collect::<Result<Vec<i64>, _>>()?;
+    let (start, stop, step) = match numbers[..] {
+        [stop] => (0, stop, 1),
+        [start, stop] => (start, stop, 1),
+        [start, stop, step] if step != 0 => (start, stop, step),
+        _ => return Err(refuse("range takes one to three integers, the last not 0")),
+    };
+    let (from, to, by) = (i128::from(start), i128::from(stop), i128::from(step));
+    let distance = if by > 0 { to - from } else { from - to };
+    let len = if distance > 0 { (distance - 1) / by.abs() + 1 } else { 0 };
+    if len > i128::from(MAX_RANGE) {
+        return Err(refuse(format!("range of {len} numbers: at most {MAX_RANGE} are allowed")));
+    }
+    let numbers = (0..len).map(|at| Value::from(i64::try_from(from + at * by).unwrap_or_default()));
+    Ok(Value::from(numbers.collect::<Vec<_>>()))
+}

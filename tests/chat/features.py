@@ -115,7 +115,6 @@ FEATURES = [
     "{{ 'a' in x.none }}",
     "{{ not x.empty }} {{ not [] }} {{ not '' }} {{ not 0 }} {{ not 0.0 }} {{ not missing }} {{ x.none or 'b' }} {{ 'a' and x.list }} {{ x.empty or [] }}",
     "{{ 'yes' if x.none else 'no' }} {{ 'yes' if x.yes }}{{ 'yes' if x.none }}|",
-    "{{ x.int.real is defined }}",
     # Loops and scopes.
     "{% for v in x.list %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.previtem }}{{ loop.nextitem }}{{ loop.cycle('a', 'b') }}{{ loop.depth }};{% endfor %}",
     "{% for v in x.none %}a{% else %}b{% endfor %}",

@@ -1,8 +1,8 @@
 //! Renders conversations for comparison with transformers (`tests/chat/compare.py`).
 //!
-//! Reads lines of JSON: `{"template": FILE, "messages": [...], "tools": [...], "kwargs": {...}, "prompt": bool,
-//! "stops": [...], "special": [...]}`, and writes a line for each: `{"text", "spans"}` or `{"error"}`; with
-//! stops also `{"method", "samples": [{"text", "trained"}]}` or `{"mask_error"}`. Ranges count bytes.
+//! Reads lines of JSON: `{"template": FILE, "messages": [...], "tools": [...], "kwargs": {...}, "prompt":
+//! bool, "stops": [...], "special": [...]}`, and writes a line for each: `{"text", "spans"}` or `{"error"}`;
+//! with stops also `{"method", "samples": [{"text", "trained"}]}` or `{"mask_error"}`. Ranges count bytes.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};

@@ -20,8 +20,8 @@ pub struct Token {
 pub trait Encode {
     /// Encodes a piece of text without adding tokens. Places are counted in characters of the piece.
     ///
-    /// `splits_special`: names of special tokens are text. `begins`: the piece begins the sample; to any other,
-    /// no space is put before it.
+    /// `splits_special`: names of special tokens are text. `begins`: the piece begins the sample; to any
+    /// other, no space is put before it.
     ///
     /// # Errors
     /// A text that the tokenizer cannot encode.
@@ -39,8 +39,8 @@ pub struct Encoded {
     pub crossing: usize,
 }
 
-/// Encodes a sample. A token that overlaps a trained range is trained. A sample without names of special tokens
-/// in its row is encoded in one piece.
+/// Encodes a sample. A token that overlaps a trained range is trained. A sample without names of special
+/// tokens in its row is encoded in one piece.
 ///
 /// # Errors
 /// Those of the tokenizer.

@@ -1,9 +1,9 @@
-//! Text of a conversation that is trained: what the model is to write, from after the generation prompt to the
-//! stop token.
+//! Text of a conversation that is trained: what the model is to write, from after the generation prompt to
+//! the stop token.
 //!
-//! Let W be the rendering of all messages, p that of the messages before an answer with the generation prompt,
-//! and e that of the messages up to the answer. Then the answer is found by the first of these methods that
-//! applies:
+//! Let W be the rendering of all messages, p that of the messages before an answer with the generation
+//! prompt, and e that of the messages up to the answer. Then the answer is found by the first of these
+//! methods that applies:
 //! - *spans*: the template marks it with `{% generation %}`;
 //! - *prefixes*: it is e after p, if p begins e, and e up to the stop token begins W;
 //! - *turn by turn*: W renders history otherwise than e did, so each answer becomes a sample of its own, e.

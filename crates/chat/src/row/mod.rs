@@ -1,7 +1,7 @@
 //! Rows of chat data: their formats, recognised by keys, and the conversation that each holds.
 //!
-//! A row is read into a [`Row`] whose messages have the keys and the order of keys that transformers passes to
-//! a template, so that the same row renders to the same text.
+//! A row is read into a [`Row`] whose messages have the keys and the order of keys that transformers passes
+//! to a template, so that the same row renders to the same text.
 
 mod format;
 mod messages;

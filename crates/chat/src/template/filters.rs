@@ -51,6 +51,10 @@ pub(super) fn add(environment: &mut Environment<'static>) {
         replace(state, &text(value)?, &text(old)?, &text(new)?, count)
     });
     environment.add_filter("join", join);
+    environment.add_filter(source::DEPTH_FILTER, |state: &State, value: Value| {
+        check_depth(state, &value, 0)?;
+        Ok::<Value, Error>(value)
+    });
 }
 
 /// The only argument.
@@ -72,6 +76,31 @@ pub(super) fn iterate(value: Value) -> Result<Value, Error> {
         }
         _ => Ok(value),
     }
+}
+
+/// Maximum depth of values that a namespace stores; JSON of rows reaches 128.
+const MAX_DEPTH: usize = 200;
+
+fn check_depth(state: &State, value: &Value, depth: usize) -> Result<(), Error> {
+    if depth > MAX_DEPTH {
+        return Err(refuse("values are nested too deeply"));
+    }
+    match value.kind() {
+        ValueKind::Seq | ValueKind::Iterable => {
+            for item in value.try_iter()? {
+                state.consume_fuel(1)?;
+                check_depth(state, &item, depth + 1)?;
+            }
+        }
+        ValueKind::Map => {
+            for key in value.try_iter()? {
+                state.consume_fuel(1)?;
+                check_depth(state, &value.get_item(&key)?, depth + 1)?;
+            }
+        }
+        _ => {}
+    }
+    Ok(())
 }
 
 /// `str.replace`, whose result is paid for before it exists.

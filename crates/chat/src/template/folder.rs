@@ -1,5 +1,5 @@
-//! The template of a model's folder: `chat_template.jinja`, `additional_chat_templates/`, or `chat_template` in
-//! `tokenizer_config.json`, as transformers finds them.
+//! The template of a model's folder: `chat_template.jinja`, `additional_chat_templates/`, or `chat_template`
+//! in `tokenizer_config.json`, as transformers finds them.
 
 use std::collections::BTreeMap;
 use std::fs;

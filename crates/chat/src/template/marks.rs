@@ -1,5 +1,5 @@
-//! Private-use characters that mark ranges of text through a rendering: the text of `{% generation %}` blocks,
-//! and names of special tokens that a row holds as text.
+//! Private-use characters that mark ranges of text through a rendering: the text of `{% generation %}`
+//! blocks, and names of special tokens that a row holds as text.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! Chat templates, rendered to the bytes of transformers' `apply_chat_template` or refused.
 //!
-//! `minijinja` parses and runs a template; [`source`] rewrites what Jinja2 understands otherwise, and filters,
-//! tests, methods and printing are those of Jinja2 and Python. `{% generation %}` blocks become marks around
-//! their text, which a rendering turns into ranges.
+//! `minijinja` parses and runs a template; [`source`] rewrites what Jinja2 understands otherwise, and
+//! filters, tests, methods and printing are those of Jinja2 and Python. `{% generation %}` blocks become
+//! marks around their text, which a rendering turns into ranges.
 //!
 //! Invariants: a template runs at most [`FUEL`] instructions and writes at most [`MAX_TEXT_BYTES`]; what this
 //! module does not know as Jinja2 does (a statement, filter, method or test) is an error, never skipped.

@@ -30,8 +30,8 @@ impl Token {
 /// Operators of two characters.
 const PAIRS: [&str; 6] = ["//", "**", "==", "!=", "<=", ">="];
 
-/// Splits the inside of a tag up to `close` (`}}` or `%}`), with a minus or plus before it if any. Returns the
-/// tokens and the bytes read, without `close`.
+/// Splits the inside of a tag up to `close` (`}}` or `%}`), with a minus or plus before it if any. Returns
+/// the tokens and the bytes read, without `close`.
 pub(super) fn tokens(
     source: &str,
     close: &str,

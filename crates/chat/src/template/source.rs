@@ -4,6 +4,7 @@
 //! - `{% generation %}` becomes a filter block that marks its text;
 //! - `x.items` without a call asks for the method before the key, `x["items"]` for the key first;
 //! - what a loop runs over must be iterable: Python refuses none and numbers;
+//! - what is stored in a namespace may not be nested without end;
 //! - statements that transformers does not know are refused, and `safe` beside operators that then escape.
 
 use super::data::{ATTRIBUTE, DICT_METHODS, ITEM};
@@ -14,6 +15,8 @@ use super::scan::{Kind, Token, tokens};
 pub(super) const SPAN_FILTER: &str = "xtrain_generation";
 /// Filter that refuses what Python cannot iterate.
 pub(super) const ITERATE_FILTER: &str = "xtrain_iterate";
+/// Filter that refuses values nested so deeply that freeing them would overflow the stack.
+pub(super) const DEPTH_FILTER: &str = "xtrain_depth";
 
 /// A rewritten template.
 #[derive(Debug, Default)]
@@ -127,7 +130,7 @@ impl Rewriter {
                 if let Some(name) = name {
                     self.note_block(name, &tokens, line);
                 }
-                let rewritten = rewrite_tokens(&tokens, name == Some("for"))?;
+                let rewritten = rewrite_tokens(&tokens, name)?;
                 self.out.source.extend([&source[..start], &rewritten, end]);
             }
         }
@@ -215,7 +218,7 @@ fn raw_block(source: &str) -> Option<usize> {
 }
 
 /// The source of a tag's inside.
-fn rewrite_tokens(tokens: &[Token], is_loop: bool) -> Result<String, (usize, String)> {
+fn rewrite_tokens(tokens: &[Token], statement: Option<&str>) -> Result<String, (usize, String)> {
     refuse_safe_beside_operators(tokens)?;
     let mut out: Vec<String> = Vec::new();
     // Tokens without white space, and the position of each in `out`.
@@ -232,11 +235,14 @@ fn rewrite_tokens(tokens: &[Token], is_loop: bool) -> Result<String, (usize, Str
                 let is_subscript =
                     last_is("[") && before.len() > 1 && is_operand(&before[before.len() - 2].0);
                 let asks = is_subscript && ends_subscript && DICT_METHODS.contains(&value.as_str());
-                text = quoted(&if asks { format!("{ITEM}{value}") } else { value.clone() });
+                // Line breaks in a string stay in the tag, so that lines keep their numbers.
+                let breaks = "\n".repeat(text.matches('\n').count());
+                text = quoted(&if asks { format!("{ITEM}{value}") } else { value.clone() }) + &breaks;
                 // Strings that follow each other are one.
                 if let Some((Token { kind: Kind::Text(first), .. }, place)) = before.last_mut() {
                     first.push_str(value);
                     out[*place] = quoted(first);
+                    out.push(breaks);
                     continue;
                 }
             }
@@ -256,8 +262,10 @@ fn rewrite_tokens(tokens: &[Token], is_loop: bool) -> Result<String, (usize, Str
         }
         out.push(text);
     }
-    if is_loop {
-        check_iterable(&before, &mut out);
+    match statement {
+        Some("for") => check_iterable(&before, &mut out),
+        Some("set") => check_depth(&before, &mut out),
+        _ => {}
     }
     Ok(out.concat())
 }
@@ -272,7 +280,8 @@ fn is_operand(token: &Token) -> bool {
     }
 }
 
-/// Passes what a loop runs over through a filter: the expression between `in` and `if`, `recursive` or the end.
+/// Passes what a loop runs over through a filter: the expression between `in` and `if`, `recursive` or the
+/// end.
 fn check_iterable(tokens: &[(Token, usize)], out: &mut [String]) {
     let mut depth = 0_usize;
     let (mut first, mut last) = (None, None);
@@ -294,6 +303,16 @@ fn check_iterable(tokens: &[(Token, usize)], out: &mut [String]) {
     if let (Some(first), Some(last)) = (first, last) {
         out[first].push_str(" (");
         out[last].push_str(&format!(")|{ITERATE_FILTER} "));
+    }
+}
+
+/// Passes what is stored in a namespace through a filter: the expression after `=`.
+fn check_depth(tokens: &[(Token, usize)], out: &mut [String]) {
+    let Some(equals) = tokens.iter().position(|(token, _)| token.is("=")) else { return };
+    let has_attribute = tokens[..equals].iter().any(|(token, _)| token.is("."));
+    if let (true, Some((_, last))) = (has_attribute && equals + 1 < tokens.len(), tokens.last()) {
+        out[tokens[equals].1].push_str(" (");
+        out[*last].push_str(&format!(")|{DEPTH_FILTER} "));
     }
 }
 

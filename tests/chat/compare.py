@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 from conversations import CONVERSATIONS
-from reference import VARIABLES, render
+from reference import TODAY, VARIABLES, render
 
 
 def main():
@@ -47,13 +47,14 @@ def main():
                     "tools": conversation.get("tools"),
                     "kwargs": kwargs,
                     "prompt": prompt,
+                    "today": TODAY,
                 }
                 requests.append(request | {"name": conversation["name"]})
                 expected.append(render(source, request["messages"], request["tools"], prompt, kwargs))
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     output = subprocess.run([given.render], input=lines, capture_output=True, text=True, check=True).stdout
     counts = {"equal": 0, "refused by both": 0, "different": 0}
-    for request, wanted, line in zip(requests, expected, output.splitlines(), strict=True):
+    for request, wanted, line in zip(requests, expected, output.rstrip("\n").split("\n"), strict=True):
         found = json.loads(line)
         if "error" in wanted and "error" in found:
             kind = "refused by both"

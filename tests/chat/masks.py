@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 from conversations import CONVERSATIONS
-from reference import VARIABLES, render
+from reference import TODAY, VARIABLES, render
 
 # The first that the name begins with.
 STOPS = {
@@ -80,11 +80,11 @@ def main():
             stops = stops_of(path.name)
             requests.append({
                 "template": str(path), "messages": conversation["messages"], "tools": conversation.get("tools"),
-                "kwargs": VARIABLES, "stops": stops, "special": stops,
+                "kwargs": VARIABLES, "today": TODAY, "stops": stops, "special": stops,
             })
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     output = subprocess.run([given.render], input=lines, capture_output=True, text=True, check=True).stdout
-    answers = iter(map(json.loads, output.splitlines()))
+    answers = iter(map(json.loads, output.rstrip("\n").split("\n")))
     found = {(path.name, conversation["name"]): next(answers) for path in paths for conversation in conversations}
     counts, removed, wrong = collections.Counter(), collections.Counter(), 0
     for path in paths:

@@ -55,8 +55,10 @@ fn our_templates_render_as_in_transformers() {
 /// Templates that transformers renders and this crate refuses, because it cannot render them equally.
 const REFUSED: [&str; 2] = ["{{ x.html | safe + '<' }}", "{{ x.html | e }}"];
 
-/// Templates that transformers refuses and this crate renders: slices of nothing are empty.
-const RENDERED: [&str; 2] = ["{{ x.none[1:] }}", "{{ missing[1:] }}"];
+/// Templates that transformers refuses and this crate renders: slices of nothing are empty, and what `map`
+/// gives is a list.
+const RENDERED: [&str; 3] =
+    ["{{ x.none[1:] }}", "{{ missing[1:] }}", "{{ x.list | map('string') | tojson }}"];
 
 #[test]
 fn features_of_jinja_and_python_are_those_of_transformers() {

@@ -207,13 +207,14 @@ fn a_folder_names_its_templates_as_in_transformers() {
 #[test]
 fn unknown_parts_of_a_template_are_errors_with_their_line() {
     let cases = [
-        ("\n{% do 1 %}", "line 2: the statement `\"do\"` is unknown"),
+        ("\n{% do 1 %}", "line 2: the statement \"do\" is unknown"),
         ("{% generation %}a", "line 1: a generation block is not closed"),
         ("{% endgeneration %}", "closes no generation block"),
         ("{% generation %}{% generation %}{% endgeneration %}{% endgeneration %}", "lies in another one"),
         ("{{ x | safe + 'a' }}", "`safe` beside +"),
         ("\n\n{{ 'a", "line 3: a string is not closed"),
-        ("{{ a }", "a tag is not closed with `}}`"),
+        ("{{ a }", "`}` without `{`"),
+        ("{{ a", "a tag is not closed with `}}`"),
         ("{# a", "a comment is not closed"),
     ];
     for (source, problem) in cases {

@@ -7,6 +7,9 @@ pub(super) const CHATML: &str = "\
 {%- if message.tool_calls or message.role == 'tool' %}
 {{- raise_exception('the template \"chatml\" has no tool calls: name a template that prints them') }}
 {%- endif %}
+{%- if message.reasoning_content %}
+{{- raise_exception('the template \"chatml\" has no thoughts: name a template that prints them') }}
+{%- endif %}
 {%- if message.content is string %}
 {%- set content = message.content %}
 {%- else %}

@@ -1,7 +1,7 @@
 //! Filters of Jinja2, where `minijinja` has others or prints otherwise. Filters that only one of both has are
 //! removed, so that a template with them is refused.
 
-use minijinja::value::{Rest, ValueKind};
+use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, State, Value};
 
 use super::arguments::{Arguments, integer, is_true, text};
@@ -16,7 +16,7 @@ const REMOVED: [&str; 11] =
 pub(super) fn add(environment: &mut Environment<'static>) {
     REMOVED.iter().for_each(|name| environment.remove_filter(name));
     let mut add = |name: &'static str, filter: fn(&[Value]) -> Result<Value, Error>| {
-        environment.add_filter(name, move |args: Rest<Value>| filter(&args));
+        environment.add_filter(name, move |args: Rest<Value>, kwargs: Kwargs| filter(&all(args, kwargs)));
     };
     add("tojson", json::tojson);
     add("safe", |args| Ok(Value::from(subject("safe", args)?)));
@@ -42,7 +42,8 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     add(source::SPAN_FILTER, |args| {
         Ok(Value::from(format!("{}{}{}", SPAN.0, subject("generation", args)?, SPAN.1)))
     });
-    environment.add_filter("replace", |state: &State, args: Rest<Value>| {
+    environment.add_filter("replace", |state: &State, args: Rest<Value>, kwargs: Kwargs| {
+        let args = all(args, kwargs);
         let [value, old, new, count] =
             Arguments::new("replace", &args, ["s", "old", "new", "count"])?.values();
         let text = |value: Option<Value>| python::string(&value.unwrap_or_default());
@@ -55,6 +56,15 @@ pub(super) fn add(environment: &mut Environment<'static>) {
         check_depth(state, &value, 0)?;
         Ok::<Value, Error>(value)
     });
+}
+
+/// Arguments as methods get them: those with names come last, as one value.
+fn all(args: Rest<Value>, kwargs: Kwargs) -> Vec<Value> {
+    let mut args = args.0;
+    if kwargs.args().next().is_some() {
+        args.push(Value::from(kwargs));
+    }
+    args
 }
 
 /// The only argument.
@@ -117,7 +127,8 @@ pub(super) fn replace(
     Ok(Value::from(string.replacen(old, new, matches)))
 }
 
-fn join(state: &State, args: Rest<Value>) -> Result<Value, Error> {
+fn join(state: &State, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+    let args = all(args, kwargs);
     let [value, separator, attribute] = Arguments::new("join", &args, ["value", "d", "attribute"])?.values();
     let separator = separator.map(|separator| python::string(&separator)).transpose()?.unwrap_or_default();
     let attribute = attribute.filter(|attribute| !attribute.is_none());

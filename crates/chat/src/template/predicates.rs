@@ -39,7 +39,8 @@ pub(super) fn add(environment: &mut Environment<'static>) {
         );
         !is_single
     });
-    add("callable", python::is_callable);
+    // Calling undefined is what fails, in Jinja2.
+    add("callable", |value| value.is_undefined() || python::is_callable(value));
     add("lower", |value| {
         let text = python::string(value).unwrap_or_default();
         text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase)

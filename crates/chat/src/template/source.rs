@@ -108,8 +108,11 @@ impl Rewriter {
         let mark = &source[2..][..usize::from(source[2..].starts_with(['-', '+']))];
         let start = 2 + mark.len();
         if close == "%}" && source[start..].trim_start().starts_with("raw") {
-            if let Some(len) = raw_block(&source[start..]) {
-                self.out.source.push_str(&source[..start + len]);
+            if let Some((body, len)) = raw_block(&source[start..]) {
+                let (begin, rest) = source[..start + len].split_at(start + body);
+                // Jinja2 does not remove the line break after the start, `minijinja` removes one.
+                let first = if rest.starts_with('\n') && !begin.ends_with("-%}") { "\n" } else { "" };
+                self.out.source.extend([begin, first, rest]);
                 return Ok(start + len);
             }
         }
@@ -124,7 +127,7 @@ impl Rewriter {
             Some("generation") => self.open_generation(&tokens, mark, end, line)?,
             Some("endgeneration") => self.close_generation(&tokens, mark, end, line)?,
             Some(name) if !STATEMENTS.contains(&name) || name == "raw" => {
-                return Err((line, format!("the statement `{}` is unknown", crate::error::shown(name))));
+                return Err((line, format!("the statement {} is unknown", crate::error::shown(name))));
             }
             name => {
                 if let Some(name) = name {
@@ -198,8 +201,8 @@ fn spaces_of_bare_tag(tokens: &[Token]) -> Option<String> {
     is_bare.then(|| format!(" {}", "\n".repeat(breaks)))
 }
 
-/// Length of a raw block, from after the mark of its start.
-fn raw_block(source: &str) -> Option<usize> {
+/// Start of the body of a raw block, and its length, from after the mark of its start.
+fn raw_block(source: &str) -> Option<(usize, usize)> {
     let after = source.trim_start().strip_prefix("raw")?.trim_start();
     let after = after.strip_prefix('-').unwrap_or(after).strip_prefix("%}")?;
     let body = source.len() - after.len();
@@ -211,7 +214,7 @@ fn raw_block(source: &str) -> Option<usize> {
         let rest = rest.strip_prefix("endraw").map(str::trim_start);
         let rest = rest.map(|rest| rest.strip_prefix(['-', '+']).unwrap_or(rest));
         if let Some(rest) = rest.and_then(|rest| rest.strip_prefix("%}")) {
-            return Some(source.len() - rest.len());
+            return Some((body, source.len() - rest.len()));
         }
     }
     None

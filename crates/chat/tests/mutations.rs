@@ -74,6 +74,47 @@ fn mutate(text: &str, random: &mut Random) -> String {
     chars.into_iter().collect()
 }
 
+/// Replaces, removes or repeats one value inside a row.
+fn mutate_value(row: &str, random: &mut Random) -> String {
+    let mut row: Value = serde_json::from_str(row).expect("JSON");
+    let whole = row.clone();
+    mutate_inside(&mut row, &whole, random);
+    row.to_string()
+}
+
+fn mutate_inside(value: &mut Value, whole: &Value, random: &mut Random) {
+    let descends = random.next(6) > 0;
+    match value {
+        Value::Array(items) if descends && !items.is_empty() => {
+            let at = random.next(items.len());
+            match random.next(8) {
+                0 => drop(items.remove(at)),
+                1 => items.insert(at, items[at].clone()),
+                2 => items.swap(0, at),
+                _ => mutate_inside(&mut items[at], whole, random),
+            }
+        }
+        Value::Object(keys) if descends && !keys.is_empty() => {
+            let at = random.next(keys.len());
+            mutate_inside(keys.values_mut().nth(at).expect("a value"), whole, random);
+        }
+        _ => {
+            let text = value.as_str().unwrap_or_default().to_owned();
+            *value = match random.next(12) {
+                0 => Value::Null,
+                1 => Value::from(random.next(9)),
+                2 => Value::from(1e-7),
+                3 => Value::Array(Vec::new()),
+                4 => serde_json::json!({}),
+                5 => whole.clone(),
+                6 => serde_json::json!([{"type": "text", "text": text}]),
+                7 => Value::from(true),
+                _ => Value::from(mutate(&text, random)),
+            };
+        }
+    }
+}
+
 fn one_line(message: &str) {
     assert!(!message.contains(['\n', '\r']) && message.len() < 4000, "{message:?}");
 }
@@ -109,7 +150,9 @@ fn damaged_rows_end_with_a_line() {
     let (rows, mut random) = (rows(), Random(0x5EED_CAFE_F00D));
     let mut counts = [0; 3];
     for _ in 0..10_000 {
-        let line = mutate(&rows[random.next(rows.len())], &mut random);
+        let row = &rows[random.next(rows.len())];
+        let line =
+            if random.next(2) == 0 { mutate(row, &mut random) } else { mutate_value(row, &mut random) };
         let read = parse_row(&line).and_then(|row| read_row(recognise(&row)?, &row));
         match read {
             Ok(Row::Chat(conversation)) => {

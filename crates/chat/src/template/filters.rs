@@ -113,6 +113,9 @@ fn check_depth(state: &State, value: &Value, depth: usize) -> Result<(), Error> 
     Ok(())
 }
 
+/// Bytes that are searched or replaced for the work of one instruction.
+const SEARCHED_BYTES: usize = 16;
+
 /// `str.replace`, whose result is paid for before it exists.
 pub(super) fn replace(
     state: &State,
@@ -121,9 +124,10 @@ pub(super) fn replace(
     new: &str,
     count: usize,
 ) -> Result<Value, Error> {
+    state.consume_fuel(1 + (string.len() / SEARCHED_BYTES) as u64)?;
     let matches = if old.is_empty() { string.len() + 1 } else { string.matches(old).count() }.min(count);
     let growth = matches.saturating_mul(new.len().saturating_sub(old.len()));
-    state.consume_fuel(1 + ((growth + string.len()) / 64) as u64)?;
+    state.consume_fuel((growth / SEARCHED_BYTES) as u64)?;
     Ok(Value::from(string.replacen(old, new, matches)))
 }
 

@@ -41,7 +41,7 @@ pub use marks::Literals;
 pub(crate) use marks::has_mark;
 
 /// Maximum number of instructions and other units of work of a rendering.
-pub const FUEL: u64 = 8_000_000;
+pub const FUEL: u64 = 5_000_000;
 
 /// Maximum size of a rendered text.
 pub const MAX_TEXT_BYTES: usize = 64 << 20;

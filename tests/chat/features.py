@@ -139,6 +139,12 @@ FEATURES = [
     "{% nothing %}",
     "{{ x.list",
     "{% if x %}",
+    "{% set d = {'role': 'user', 'values': [1], 'items': {'type': 'a'}} %}{{ d['values'] }} {{ d['items']['type'] }} {{ d.role }} {{ {'a': {'b': 1}}.a.b }} {{ {'a': 1}.get('b', 2) }} {{ d.get('values') }}",
+    "{{ dict(x.empty, c=3) }} {{ dict([('a', 1)]) }} {{ {1: 'a'}[1] }} {{ {'a': 1} == {'a': 1.0} }} {{ {} }} {{ {'a': 1} | tojson }}",
+    "{% for c in 'ab' %}{{ c }}{{ loop.length }}{{ loop.last }}{% endfor %}",
+    "{% set ns = namespace(_a=1) %}",
+    "{% set ns = namespace(a=1) %}{% set ns._b = 1 %}",
+    "{{ 'nan' | float }}",
     # White space.
     "a\n  {% if true %}  \n  b\n  {% endif %}\nc\n",
     "a\n  {%- if true -%}  \n  b\n  {%- endif -%}\nc\n\n",

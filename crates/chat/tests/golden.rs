@@ -53,7 +53,7 @@ fn our_templates_render_as_in_transformers() {
 }
 
 /// Templates that transformers renders and this crate refuses, because it cannot render them equally.
-const REFUSED: [&str; 2] = ["{{ x.html | safe + '<' }}", "{{ x.html | e }}"];
+const REFUSED: [&str; 3] = ["{{ x.html | safe + '<' }}", "{{ x.html | e }}", "{{ 'nan' | float }}"];
 
 /// Templates that transformers refuses and this crate renders: slices of nothing are empty, and what `map`
 /// gives is a list.

@@ -216,6 +216,11 @@ fn unknown_parts_of_a_template_are_errors_with_their_line() {
         ("{{ a }", "`}` without `{`"),
         ("{{ a", "a tag is not closed with `}}`"),
         ("{# a", "a comment is not closed"),
+        (
+            "{% for i in [1] %}{% generation %}{% break %}{% endgeneration %}{% endfor %}",
+            "`break` stands in a `generation` block",
+        ),
+        ("{% continue %}", "`continue` stands in no loop"),
     ];
     for (source, problem) in cases {
         let error =

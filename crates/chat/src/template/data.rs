@@ -97,7 +97,8 @@ pub(super) struct Dict {
 }
 
 impl Dict {
-    fn of(entries: Vec<(Arc<str>, Value)>) -> Value {
+    /// A dictionary with these entries, whose keys differ.
+    pub(super) fn of(entries: Vec<(Arc<str>, Value)>) -> Value {
         const SEARCHED: usize = 24;
         let index = || entries.iter().enumerate().map(|(at, (key, _))| (key.clone(), at)).collect();
         let index = (entries.len() > SEARCHED).then(index);

@@ -38,7 +38,12 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     add("int", int);
     add("float", float);
     add("round", round);
-    add(source::ITERATE_FILTER, |args| iterate(one("for", args)?));
+    add(source::ITERATE_FILTER, |args| {
+        let value = iterate(one("for", args)?)?;
+        // A loop over characters knows its length.
+        let chars = value.as_str().map(|text| text.chars().map(Value::from).collect::<Vec<_>>());
+        Ok(chars.map_or(value, Value::from))
+    });
     add(source::SPAN_FILTER, |args| {
         Ok(Value::from(format!("{}{}{}", SPAN.0, subject("generation", args)?, SPAN.1)))
     });
@@ -225,10 +230,10 @@ fn int(args: &[Value]) -> Result<Value, Error> {
     let number = match value.as_str() {
         Some(string) => {
             let digits = methods::strip(string, None, true, true);
-            if let (Ok(integer), false) = (digits.parse::<i64>(), digits.contains('_')) {
-                return Ok(Value::from(integer));
+            match digits.parse::<i64>() {
+                Ok(integer) => return Ok(Value::from(integer)),
+                Err(_) => read_float(digits)?,
             }
-            read_float(digits)
         }
         None => python::as_float(&value),
     };
@@ -243,7 +248,7 @@ fn float(args: &[Value]) -> Result<Value, Error> {
     let [value, default] = Arguments::new("float", args, ["value", "default"])?.values();
     let (value, default) = (value.unwrap_or_default(), default.unwrap_or_else(|| Value::from(0.0)));
     let number = match (value.as_str(), value.kind()) {
-        (Some(string), _) => read_float(methods::strip(string, None, true, true)),
+        (Some(string), _) => read_float(methods::strip(string, None, true, true))?,
         (_, ValueKind::Bool) => Some(if value.is_true() { 1.0 } else { 0.0 }),
         (_, ValueKind::Number) => f64::try_from(value.clone()).ok(),
         _ => python::as_float(&value),
@@ -251,9 +256,16 @@ fn float(args: &[Value]) -> Result<Value, Error> {
     Ok(number.map_or(default, Value::from))
 }
 
-fn read_float(digits: &str) -> Option<f64> {
-    let is_number = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
-    digits.parse().ok().filter(|_| digits.chars().all(is_number))
+/// The number that Python's `float` reads, unless it has a form that Rust reads otherwise.
+fn read_float(digits: &str) -> Result<Option<f64>, Error> {
+    let number: Option<f64> = digits.parse().ok();
+    match number {
+        Some(number) if !number.is_finite() => Err(refuse("a number that is not finite is not supported")),
+        None if digits.contains('_') && digits.contains(|c: char| c.is_ascii_digit()) => {
+            Err(refuse("numbers with underscores are not supported"))
+        }
+        other => Ok(other),
+    }
 }
 
 fn round(args: &[Value]) -> Result<Value, Error> {
@@ -286,6 +298,44 @@ fn title(string: &str) -> String {
         is_inside = !separates;
     }
     out
+}
+
+/// A dictionary of the template with Python's methods, if its keys are text.
+pub(super) fn dict_of(dict: Value) -> Result<Value, Error> {
+    let keys: Vec<Value> = dict.try_iter()?.collect();
+    let mut entries = Vec::new();
+    for key in keys {
+        match key.as_str() {
+            Some(name) => entries.push((name.into(), dict.get_item(&key)?)),
+            None => return Ok(dict),
+        }
+    }
+    Ok(data::Dict::of(entries))
+}
+
+/// The function `dict`: a dictionary or pairs, and names.
+pub(super) fn dict(args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+    let mut entries: Vec<(std::sync::Arc<str>, Value)> = Vec::new();
+    let mut insert = |name: &str, value: Value| match entries.iter_mut().find(|(other, _)| **other == *name) {
+        Some((_, place)) => *place = value,
+        None => entries.push((name.into(), value)),
+    };
+    let given = match &args[..] {
+        [] => None,
+        [one] => Some(one),
+        _ => return Err(refuse("dict takes one dictionary or list of pairs, and names")),
+    };
+    for item in given.map(Value::try_iter).transpose()?.into_iter().flatten() {
+        let (key, value) = match given {
+            Some(map) if map.kind() == ValueKind::Map => (item.clone(), map.get_item(&item)?),
+            _ => (item.get_item_by_index(0)?, item.get_item_by_index(1)?),
+        };
+        insert(text("dict", Some(&key))?, value);
+    }
+    for name in kwargs.args().map(str::to_owned).collect::<Vec<_>>() {
+        insert(&name, kwargs.get::<Value>(&name)?);
+    }
+    Ok(data::Dict::of(entries))
 }
 
 /// Maximum length of a range, as in the sandbox of Jinja2.

@@ -208,8 +208,14 @@ impl Template {
         variables.insert("add_generation_prompt".to_owned(), Value::from(add_generation_prompt));
         let template = self.environment.get_template(NAME).map_err(|error| self.failed(&error))?;
         let mut text = LimitedText::default();
-        match template.render_captured_to(Value::from(variables), &mut text) {
-            Ok(_) => String::from_utf8(text.bytes).map_err(|_| {
+        // A panic of the library is its bug, and the row's or template's place is known only here.
+        let run = || template.render_captured_to(Value::from(variables), &mut text).map(drop);
+        let Ok(result) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) else {
+            let problem = format!("chat template {}: the library that runs it failed", self.location);
+            return Err(Failure::Error(ChatError::new(problem, "please report it with the template")));
+        };
+        match result {
+            Ok(()) => String::from_utf8(text.bytes).map_err(|_| {
                 Failure::Error(ChatError::new(format!("chat template {}: no UTF-8", self.location), REFUSED))
             }),
             Err(_) if text.is_full => Err(Failure::Error(ChatError::new(
@@ -318,6 +324,8 @@ fn environment(today: Date) -> Environment<'static> {
     predicates::add(&mut environment);
     environment.remove_global("debug");
     environment.add_function("range", filters::range);
+    environment.add_function("dict", filters::dict);
+    environment.add_function(source::DICT_FUNCTION, filters::dict_of);
     environment.add_function("raise_exception", |args: Rest<Value>| -> Result<Value, Error> {
         let message = args.first().map(python::string).transpose()?.unwrap_or_default();
         Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(message)))

@@ -17,6 +17,8 @@ pub(super) const SPAN_FILTER: &str = "xtrain_generation";
 pub(super) const ITERATE_FILTER: &str = "xtrain_iterate";
 /// Filter that refuses values nested so deeply that freeing them would overflow the stack.
 pub(super) const DEPTH_FILTER: &str = "xtrain_depth";
+/// Function that turns a dictionary of the template into one with Python's methods.
+pub(super) const DICT_FUNCTION: &str = "xtrain_dict";
 
 /// A rewritten template.
 #[derive(Debug, Default)]
@@ -91,7 +93,7 @@ fn next_tag(source: &str) -> Option<usize> {
 
 struct Rewriter {
     out: Rewritten,
-    /// Open blocks whose text is captured, and generation blocks: name and line.
+    /// Open blocks other than `if`: name and line.
     blocks: Vec<(&'static str, usize)>,
 }
 
@@ -131,7 +133,7 @@ impl Rewriter {
             }
             name => {
                 if let Some(name) = name {
-                    self.note_block(name, &tokens, line);
+                    self.note_block(name, &tokens, line)?;
                 }
                 let rewritten = rewrite_tokens(&tokens, name)?;
                 self.out.source.extend([&source[..start], &rewritten, end]);
@@ -152,7 +154,7 @@ impl Rewriter {
             return Err((line, "a generation block lies in another one".to_owned()));
         }
         self.out.has_generation = true;
-        self.out.is_nested |= !self.blocks.is_empty();
+        self.out.is_nested |= self.blocks.iter().any(|(name, _)| !matches!(*name, "for" | "with"));
         self.blocks.push(("generation", line));
         // The inner block keeps variables that are set in it, as the block of transformers does.
         self.out.source.push_str(&format!("{{%{mark}{space}filter {SPAN_FILTER} %}}{{% with {end}"));
@@ -177,19 +179,26 @@ impl Rewriter {
         }
     }
 
-    /// Notes a block whose text is captured, so that generation blocks in it are checked.
-    fn note_block(&mut self, name: &str, tokens: &[Token], line: usize) {
+    /// Notes an open block, and refuses a loop control that would leave a block other than `if`.
+    fn note_block(&mut self, name: &str, tokens: &[Token], line: usize) -> Result<(), (usize, String)> {
+        const BLOCKS: [&str; 5] = ["macro", "call", "filter", "with", "for"];
         let is_assignment = tokens.iter().any(|token| token.is("="));
-        match name {
-            "macro" => self.blocks.push(("macro", line)),
-            "call" => self.blocks.push(("call", line)),
-            "filter" => self.blocks.push(("filter", line)),
-            "set" if !is_assignment => self.blocks.push(("set", line)),
-            _ => {}
+        let opened = BLOCKS.into_iter().find(|block| *block == name);
+        let opened = opened.or((name == "set" && !is_assignment).then_some("set"));
+        if let Some(opened) = opened {
+            self.blocks.push((opened, line));
         }
         let closes = name.strip_prefix("end").unwrap_or_default();
         if self.blocks.last().is_some_and(|(open, _)| *open == closes) {
             self.blocks.pop();
+        }
+        let innermost = self.blocks.last().map(|(open, _)| *open);
+        match name {
+            "break" | "continue" if innermost != Some("for") => {
+                let inside = innermost.map_or("no loop".to_owned(), |open| format!("a `{open}` block"));
+                Err((line, format!("`{name}` stands in {inside}: write it directly in a loop")))
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -223,6 +232,7 @@ fn raw_block(source: &str) -> Option<(usize, usize)> {
 /// The source of a tag's inside.
 fn rewrite_tokens(tokens: &[Token], statement: Option<&str>) -> Result<String, (usize, String)> {
     refuse_safe_beside_operators(tokens)?;
+    refuse_private_attributes(tokens)?;
     let mut out: Vec<String> = Vec::new();
     // Tokens without white space, and the position of each in `out`.
     let mut before: Vec<(Token, usize)> = Vec::new();
@@ -249,6 +259,8 @@ fn rewrite_tokens(tokens: &[Token], statement: Option<&str>) -> Result<String, (
                     continue;
                 }
             }
+            Kind::Operator if text == "{" => text = format!("{DICT_FUNCTION}({{"),
+            Kind::Operator if text == "}" => text = "})".to_owned(),
             Kind::Name if is_method && last_is(".") => {
                 let is_assigned = next_of(at).is_some_and(|next| next.is("="));
                 if !next_of(at).is_some_and(|next| next.is("(")) && !is_assigned {
@@ -316,6 +328,19 @@ fn check_depth(tokens: &[(Token, usize)], out: &mut [String]) {
     if let (true, Some((_, last))) = (has_attribute && equals + 1 < tokens.len(), tokens.last()) {
         out[tokens[equals].1].push_str(" (");
         out[*last].push_str(&format!(")|{DEPTH_FILTER} "));
+    }
+}
+
+/// Transformers refuses names of a namespace that begin with an underscore.
+fn refuse_private_attributes(tokens: &[Token]) -> Result<(), (usize, String)> {
+    let tokens: Vec<&Token> = tokens.iter().filter(|token| token.kind != Kind::Space).collect();
+    let stores = tokens.windows(3).find(|three| {
+        let is_after = three[0].is(".") || three[0].is("(") || three[0].is(",");
+        is_after && three[1].kind == Kind::Name && three[1].text.starts_with('_') && three[2].is("=")
+    });
+    match stores {
+        Some(three) => Err((three[1].line, format!("the name {} begins with an underscore", three[1].text))),
+        None => Ok(()),
     }
 }
 

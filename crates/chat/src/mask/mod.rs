@@ -21,7 +21,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 
 use crate::error::{ChatError, DropReason, Failure};
 use crate::row::{Conversation, Role};
-use crate::template::{Literals, Rendering, Template, Templates, has_mark};
+use crate::template::{Literals, Prepared, Rendering, Template, Templates, has_mark};
 
 /// `data.train_on`: what is trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -151,7 +151,8 @@ impl MaskOptions {
 
 /// A conversation that is rendered part by part.
 struct Renderer<'c> {
-    conversation: &'c Conversation,
+    prepared: &'c Prepared,
+    messages: usize,
     template: &'c Template,
     options: &'c MaskOptions,
     /// Rendering of all messages.
@@ -161,16 +162,10 @@ struct Renderer<'c> {
 impl Renderer<'_> {
     /// Renders the first `len` messages.
     fn first(&self, len: usize, add_generation_prompt: bool) -> Result<Rendering, Failure> {
-        let Conversation { messages, tools } = self.conversation;
-        if len == messages.len() && !add_generation_prompt {
+        if len == self.messages && !add_generation_prompt {
             return Ok(self.whole.clone());
         }
-        self.template.render(
-            &messages[..len],
-            tools.as_deref(),
-            add_generation_prompt,
-            &self.options.literals,
-        )
+        self.template.render_first(self.prepared, len, add_generation_prompt)
     }
 }
 
@@ -193,7 +188,8 @@ pub fn samples(
         return Err(Failure::Drop(DropReason::Markers));
     }
     let template = templates.for_row(tools.is_some())?;
-    let whole = template.render(messages, tools.as_deref(), false, &options.literals)?;
+    let prepared = Prepared::new(messages, tools.as_deref(), &options.literals);
+    let whole = template.render_first(&prepared, messages.len(), false)?;
     let missing_messages = missing(conversation, &whole.text);
     if options.train_on == TrainOn::All {
         let trained = std::iter::once(0..whole.text.len()).collect();
@@ -208,7 +204,7 @@ pub fn samples(
     if trained.is_empty() {
         return Err(Failure::Drop(DropReason::NoTrainedToken));
     }
-    let renderer = Renderer { conversation, template, options, whole };
+    let renderer = Renderer { prepared: &prepared, messages: messages.len(), template, options, whole };
     let (method, samples) = match template.has_generation() {
         true => (Method::Spans, vec![spans::sample(renderer, &answers, &trained)?]),
         false => prefixes::samples(renderer, &trained)?,

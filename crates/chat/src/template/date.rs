@@ -151,3 +151,37 @@ impl FromStr for Date {
         date.ok_or_else(|| format!("{text:?} is no date such as 2026-11-28"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_of_unix_time_follow_the_calendar() {
+        let mut before = Date::of_unix_seconds(0);
+        assert_eq!(before, Date::default());
+        for day in 1..80_000_u64 {
+            let date = Date::of_unix_seconds(day * 86_400 + 5);
+            let Date { year, month, day: of_month } = before;
+            let next = Date::new(year, month, of_month + 1).or(Date::new(year, month + 1, 1)).or(Date::new(
+                year + 1,
+                1,
+                1,
+            ));
+            assert_eq!(Some(date), next);
+            assert_eq!(date.weekday(), (before.weekday() + 1) % 7, "{date}");
+            assert_eq!(date.to_string().parse(), Ok(date));
+            before = date;
+        }
+        assert_eq!(Date::of_unix_seconds(1_795_824_000).to_string(), "2026-11-28");
+        assert_eq!(Date::of_unix_seconds(951_782_400).format("%A %j").as_deref(), Ok("Tuesday 060"));
+    }
+
+    #[test]
+    fn dates_that_the_calendar_lacks_are_refused() {
+        for text in ["2026-02-29", "2026-13-01", "2026-1-01", "28.11.2026", "", "+026-01-01", "2026-11-28 "] {
+            assert!(text.parse::<Date>().is_err(), "{text}");
+        }
+        assert_eq!(Date::default().format("%Q"), Err("%Q".to_owned()));
+    }
+}

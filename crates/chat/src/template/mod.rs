@@ -83,6 +83,41 @@ pub struct Rendering {
     pub literals: Vec<Range<usize>>,
 }
 
+/// Messages and tools as a template sees them, for renderings of their beginnings.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    plain: Values,
+    /// With marks around names of special tokens, if there are any.
+    marked: Option<Values>,
+}
+
+#[derive(Debug)]
+struct Values {
+    messages: Vec<Value>,
+    tools: Value,
+}
+
+impl Prepared {
+    pub(crate) fn new(
+        messages: &[Message],
+        tools: Option<&[serde_json::Value]>,
+        literals: &Literals,
+    ) -> Prepared {
+        let values =
+            |object: &dyn Fn(&Message) -> Value, tool: &dyn Fn(&serde_json::Value) -> Value| Values {
+                messages: messages.iter().map(object).collect(),
+                tools: tools
+                    .map_or(Value::from(()), |tools| tools.iter().map(tool).collect::<Vec<_>>().into()),
+            };
+        let marked = literals.occur(messages, tools).then(|| {
+            values(&|message| data::marked_object(message.keys(), literals), &|tool| {
+                data::marked(tool, literals)
+            })
+        });
+        Prepared { plain: values(&|message| data::object(message.keys()), &data::value), marked }
+    }
+}
+
 const NAME: &str = "template";
 
 impl Template {
@@ -150,22 +185,32 @@ impl Template {
         add_generation_prompt: bool,
         literals: &Literals,
     ) -> Result<Rendering, Failure> {
-        let tools_value = tools.map(|tools| tools.iter().map(data::value).collect::<Vec<_>>());
-        let tools_value = tools_value.map_or(Value::from(()), Value::from);
-        let plain_messages: Vec<Value> =
-            messages.iter().map(|message| data::object(message.keys())).collect();
-        let plain = self.run(Value::from(plain_messages), tools_value, add_generation_prompt)?;
+        self.render_first(&Prepared::new(messages, tools, literals), messages.len(), add_generation_prompt)
+    }
+
+    /// Renders the first `len` messages of a conversation, with the errors of [`Template::render`].
+    pub(crate) fn render_first(
+        &self,
+        prepared: &Prepared,
+        len: usize,
+        add_generation_prompt: bool,
+    ) -> Result<Rendering, Failure> {
+        let plain = self.run(&prepared.plain, len, add_generation_prompt)?;
         let mut rendering = marks::remove_spans(&plain).ok_or(Failure::Drop(DropReason::Markers))?;
         if self.is_generation_nested {
             // The marks of spans may change what the template does with the text around them.
-            rendering = self.checked_spans(messages, tools, add_generation_prompt, rendering)?;
+            let mut unmarked = self.clone();
+            unmarked.environment.add_filter(source::SPAN_FILTER, |text: Value| text);
+            if unmarked.run(&prepared.plain, len, add_generation_prompt)? != rendering.text {
+                let problem = "the text of a generation block is changed after it";
+                return Err(Failure::Error(ChatError::new(
+                    format!("chat template {}: {problem}", self.location),
+                    "write the block where its text is printed",
+                )));
+            }
         }
-        if literals.occur(messages, tools) {
-            let marked: Vec<Value> =
-                messages.iter().map(|message| data::marked_object(message.keys(), literals)).collect();
-            let tools = tools.map(|tools| tools.iter().map(|tool| data::marked(tool, literals)).collect());
-            let tools = tools.map_or(Value::from(()), |tools: Vec<Value>| Value::from(tools));
-            let marked = self.run(Value::from(marked), tools, add_generation_prompt)?;
+        if let Some(marked) = &prepared.marked {
+            let marked = self.run(marked, len, add_generation_prompt)?;
             let marked = marks::remove_all(&marked).ok_or(Failure::Drop(DropReason::Markers))?;
             if marked.text != rendering.text || marked.spans != rendering.spans {
                 return Err(Failure::Drop(DropReason::Markers));
@@ -175,35 +220,10 @@ impl Template {
         Ok(rendering)
     }
 
-    /// `rendering`, if the text is the same without marks of spans.
-    fn checked_spans(
-        &self,
-        messages: &[Message],
-        tools: Option<&[serde_json::Value]>,
-        add_generation_prompt: bool,
-        rendering: Rendering,
-    ) -> Result<Rendering, Failure> {
-        let mut unmarked = self.clone();
-        unmarked.environment.add_filter(source::SPAN_FILTER, |text: Value| text);
-        let messages: Vec<Value> = messages.iter().map(|message| data::object(message.keys())).collect();
-        let tools = tools.map(|tools| tools.iter().map(data::value).collect::<Vec<_>>());
-        let tools = tools.map_or(Value::from(()), Value::from);
-        match unmarked.run(Value::from(messages), tools, add_generation_prompt)? == rendering.text {
-            true => Ok(rendering),
-            false => Err(Failure::Error(ChatError::new(
-                format!(
-                    "chat template {}: the text of a generation block is changed after it",
-                    self.location
-                ),
-                "write the block where its text is printed",
-            ))),
-        }
-    }
-
-    fn run(&self, messages: Value, tools: Value, add_generation_prompt: bool) -> Result<String, Failure> {
+    fn run(&self, values: &Values, len: usize, add_generation_prompt: bool) -> Result<String, Failure> {
         let mut variables: BTreeMap<String, Value> = self.variables.iter().cloned().collect();
-        variables.insert("messages".to_owned(), messages);
-        variables.insert("tools".to_owned(), tools);
+        variables.insert("messages".to_owned(), Value::from(values.messages[..len].to_vec()));
+        variables.insert("tools".to_owned(), values.tools.clone());
         variables.insert("documents".to_owned(), Value::from(()));
         variables.insert("add_generation_prompt".to_owned(), Value::from(add_generation_prompt));
         let template = self.environment.get_template(NAME).map_err(|error| self.failed(&error))?;

@@ -64,3 +64,13 @@ pub(super) fn integer(function: &str, value: Option<&Value>, default: i64) -> Re
 pub(super) fn is_true(value: Option<&Value>, default: bool) -> bool {
     value.map_or(default, Value::is_true)
 }
+
+/// `value`, if Python can iterate over it.
+pub(super) fn iterate(value: Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Plain => {
+            Err(refuse(format!("a value that is no list is iterated ({})", value.kind())))
+        }
+        _ => Ok(value),
+    }
+}

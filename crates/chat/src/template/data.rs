@@ -56,25 +56,7 @@ fn float(number: f64) -> Value {
     let plain = Value::from(number);
     match plain.to_string() == python::float(number) {
         true => plain,
-        false => Value::from_object(Float(number)),
-    }
-}
-
-/// A float that prints with an exponent.
-#[derive(Debug)]
-pub(super) struct Float(pub(super) f64);
-
-impl Object for Float {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn is_true(self: &Arc<Self>) -> bool {
-        self.0 != 0.0
-    }
-
-    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&python::float(self.0))
+        false => Value::from_object(python::Float(number)),
     }
 }
 

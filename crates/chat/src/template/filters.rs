@@ -4,9 +4,9 @@
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, State, Value};
 
-use super::arguments::{Arguments, integer, is_true, text};
+use super::arguments::{Arguments, integer, is_true, iterate, text};
 use super::marks::SPAN;
-use super::{data, json, methods, python, refuse, source};
+use super::{data, json, python, refuse, source, strings};
 
 /// Filters of `minijinja` without a counterpart of the same meaning in Jinja2.
 const REMOVED: [&str; 11] =
@@ -54,7 +54,7 @@ pub(super) fn add(environment: &mut Environment<'static>) {
         let text = |value: Option<Value>| python::string(&value.unwrap_or_default());
         let count = count.filter(|count| !count.is_none());
         let count = usize::try_from(integer("replace", count.as_ref(), -1)?).unwrap_or(usize::MAX);
-        replace(state, &text(value)?, &text(old)?, &text(new)?, count)
+        strings::replace(state, &text(value)?, &text(old)?, &text(new)?, count)
     });
     environment.add_filter("join", join);
     environment.add_filter(source::DEPTH_FILTER, |state: &State, value: Value| {
@@ -83,16 +83,6 @@ fn subject(filter: &str, args: &[Value]) -> Result<String, Error> {
     python::string(&one(filter, args)?)
 }
 
-/// `value`, if Python can iterate over it.
-pub(super) fn iterate(value: Value) -> Result<Value, Error> {
-    match value.kind() {
-        ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Plain => {
-            Err(refuse(format!("a value that is no list is iterated ({})", value.kind())))
-        }
-        _ => Ok(value),
-    }
-}
-
 /// Maximum depth of values that a namespace stores; JSON of rows reaches 128.
 const MAX_DEPTH: usize = 200;
 
@@ -116,24 +106,6 @@ fn check_depth(state: &State, value: &Value, depth: usize) -> Result<(), Error> 
         _ => {}
     }
     Ok(())
-}
-
-/// Bytes that are searched or replaced for the work of one instruction.
-const SEARCHED_BYTES: usize = 16;
-
-/// `str.replace`, whose result is paid for before it exists.
-pub(super) fn replace(
-    state: &State,
-    string: &str,
-    old: &str,
-    new: &str,
-    count: usize,
-) -> Result<Value, Error> {
-    state.consume_fuel(1 + (string.len() / SEARCHED_BYTES) as u64)?;
-    let matches = if old.is_empty() { string.len() + 1 } else { string.matches(old).count() }.min(count);
-    let growth = matches.saturating_mul(new.len().saturating_sub(old.len()));
-    state.consume_fuel((growth / SEARCHED_BYTES) as u64)?;
-    Ok(Value::from(string.replacen(old, new, matches)))
 }
 
 fn join(state: &State, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
@@ -160,7 +132,7 @@ fn trim(args: &[Value]) -> Result<Value, Error> {
     let string = python::string(&value.unwrap_or_default())?;
     let chars = chars.filter(|chars| !chars.is_none());
     let chars = chars.as_ref().map(|chars| text("trim", Some(chars))).transpose()?;
-    Ok(Value::from(methods::strip(&string, chars, true, true)))
+    Ok(Value::from(strings::strip(&string, chars, true, true)))
 }
 
 /// Indents all lines but the first, and not those that are empty.
@@ -229,7 +201,7 @@ fn int(args: &[Value]) -> Result<Value, Error> {
     }
     let number = match value.as_str() {
         Some(string) => {
-            let digits = methods::strip(string, None, true, true);
+            let digits = strings::strip(string, None, true, true);
             match digits.parse::<i64>() {
                 Ok(integer) => return Ok(Value::from(integer)),
                 Err(_) => read_float(digits)?,
@@ -248,7 +220,7 @@ fn float(args: &[Value]) -> Result<Value, Error> {
     let [value, default] = Arguments::new("float", args, ["value", "default"])?.values();
     let (value, default) = (value.unwrap_or_default(), default.unwrap_or_else(|| Value::from(0.0)));
     let number = match (value.as_str(), value.kind()) {
-        (Some(string), _) => read_float(methods::strip(string, None, true, true))?,
+        (Some(string), _) => read_float(strings::strip(string, None, true, true))?,
         (_, ValueKind::Bool) => Some(if value.is_true() { 1.0 } else { 0.0 }),
         (_, ValueKind::Number) => f64::try_from(value.clone()).ok(),
         _ => python::as_float(&value),

@@ -3,8 +3,8 @@
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::arguments::{Arguments, integer, is_true, text};
-use super::{data, filters, python, refuse};
+use super::arguments::{Arguments, integer, is_true, iterate, text};
+use super::{data, python, refuse, strings};
 
 /// Calls a method of a value that has no methods of its own.
 pub(super) fn call(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
@@ -42,7 +42,7 @@ fn string_method(state: &State, string: &str, method: &str, args: &[Value]) -> R
             let [chars] = Arguments::new(method, args, ["chars"])?.values();
             let chars = chars.filter(|chars| !chars.is_none());
             let chars = chars.as_ref().map(|chars| text(method, Some(chars))).transpose()?;
-            Ok(Value::from(strip(string, chars, method != "rstrip", method != "lstrip")))
+            Ok(Value::from(strings::strip(string, chars, method != "rstrip", method != "lstrip")))
         }
         "split" | "rsplit" => {
             let [separator, maxsplit] = Arguments::new(method, args, ["sep", "maxsplit"])?.values();
@@ -92,7 +92,7 @@ fn string_method(state: &State, string: &str, method: &str, args: &[Value]) -> R
             let [old, new, count] = Arguments::new(method, args, ["old", "new", "count"])?.values();
             let (old, new) = (text(method, old.as_ref())?, text(method, new.as_ref())?);
             let count = usize::try_from(integer(method, count.as_ref(), -1)?).unwrap_or(usize::MAX);
-            filters::replace(state, string, old, new, count)
+            strings::replace(state, string, old, new, count)
         }
         "find" | "rfind" | "index" | "rindex" => {
             let [part] = Arguments::new(method, args, ["part"])?.values();
@@ -133,7 +133,7 @@ fn string_method(state: &State, string: &str, method: &str, args: &[Value]) -> R
         }
         "join" => {
             let [items] = Arguments::new(method, args, ["items"])?.values();
-            let items = filters::iterate(items.unwrap_or_default())?;
+            let items = iterate(items.unwrap_or_default())?;
             let texts: Vec<Value> = items.try_iter()?.collect();
             let mut joined = String::new();
             for (at, item) in texts.iter().enumerate() {
@@ -184,18 +184,11 @@ fn without_arguments(string: &str, method: &str, args: &[Value]) -> Result<Value
     Ok(value)
 }
 
-/// `str.strip` at either end, of Python's white space unless `chars` are given.
-pub(super) fn strip<'s>(string: &'s str, chars: Option<&str>, at_start: bool, at_end: bool) -> &'s str {
-    let is_removed = |c: char| chars.map_or(python::is_space(c), |chars| chars.contains(c));
-    let string = if at_start { string.trim_start_matches(is_removed) } else { string };
-    if at_end { string.trim_end_matches(is_removed) } else { string }
-}
-
 /// `str.split` and `str.rsplit` without a separator: at most `limit` splits. White space at the far end of
 /// the rest stays, as in Python.
 fn split_at_spaces(string: &str, limit: usize, from_end: bool) -> Vec<Value> {
     let mut parts = Vec::new();
-    let mut rest = strip(string, None, !from_end, from_end);
+    let mut rest = strings::strip(string, None, !from_end, from_end);
     while !rest.is_empty() {
         let at = if from_end { rest.rfind(python::is_space) } else { rest.find(python::is_space) };
         let Some(at) = at.filter(|_| parts.len() < limit) else {
@@ -205,10 +198,10 @@ fn split_at_spaces(string: &str, limit: usize, from_end: bool) -> Vec<Value> {
         if from_end {
             let after = at + rest[at..].chars().next().map_or(1, char::len_utf8);
             parts.push(Value::from(&rest[after..]));
-            rest = strip(&rest[..at], None, false, true);
+            rest = strings::strip(&rest[..at], None, false, true);
         } else {
             parts.push(Value::from(&rest[..at]));
-            rest = strip(&rest[at..], None, true, false);
+            rest = strings::strip(&rest[at..], None, true, false);
         }
     }
     if from_end {

@@ -22,6 +22,7 @@ mod predicates;
 mod python;
 mod scan;
 mod source;
+mod strings;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,9 +1,10 @@
 //! Tests of Jinja2 (`x is string`), where `minijinja` has others or answers otherwise. Tests that only
 //! `minijinja` has are removed.
 
-use minijinja::value::ValueKind;
+use minijinja::value::{ObjectRepr, ValueKind};
 use minijinja::{Environment, Value};
 
+use super::data::BoundMethod;
 use super::python;
 
 /// Tests of `minijinja` that Jinja2 lacks.
@@ -40,7 +41,7 @@ pub(super) fn add(environment: &mut Environment<'static>) {
         !is_single
     });
     // Calling undefined is what fails, in Jinja2.
-    add("callable", |value| value.is_undefined() || python::is_callable(value));
+    add("callable", |value| value.is_undefined() || is_callable(value));
     add("lower", |value| {
         let text = python::string(value).unwrap_or_default();
         text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase)
@@ -49,4 +50,11 @@ pub(super) fn add(environment: &mut Environment<'static>) {
         let text = python::string(value).unwrap_or_default();
         text.chars().any(char::is_uppercase) && !text.chars().any(char::is_lowercase)
     });
+}
+
+/// True for values that can be called.
+fn is_callable(value: &Value) -> bool {
+    let is_plain = value.as_object().is_some_and(|object| object.repr() == ObjectRepr::Plain);
+    value.downcast_object_ref::<BoundMethod>().is_some()
+        || is_plain && value.downcast_object_ref::<python::Float>().is_none()
 }

@@ -1,10 +1,30 @@
 //! `str` and `repr` of Python, and Python's white space.
 
-use minijinja::value::{ObjectRepr, ValueKind};
+use std::fmt;
+use std::sync::Arc;
+
+use minijinja::value::{Object, ObjectRepr, ValueKind};
 use minijinja::{Error, Value};
 
-use super::data::{BoundMethod, Float};
 use super::refuse;
+
+/// A float that prints with an exponent.
+#[derive(Debug)]
+pub(super) struct Float(pub(super) f64);
+
+impl Object for Float {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn is_true(self: &Arc<Self>) -> bool {
+        self.0 != 0.0
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&float(self.0))
+    }
+}
 
 /// `str(value)`. Undefined is empty, as in Jinja2.
 ///
@@ -92,13 +112,6 @@ pub(super) fn as_float(value: &Value) -> Option<f64> {
     }
     let is_float = value.kind() == ValueKind::Number && !value.is_integer();
     if is_float { f64::try_from(value.clone()).ok() } else { None }
-}
-
-/// True for values that can be called.
-pub(super) fn is_callable(value: &Value) -> bool {
-    let is_plain = value.as_object().is_some_and(|object| object.repr() == ObjectRepr::Plain);
-    value.downcast_object_ref::<BoundMethod>().is_some()
-        || is_plain && value.downcast_object_ref::<Float>().is_none()
 }
 
 /// `repr` of a float: the shortest digits that read back, with an exponent outside 1e-4 to 1e16.

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The floors of ARCHITECTURE.md: a crate may depend on crates of lower floors only.
-const FLOORS: [(&str, u32); 18] = [
+const FLOORS: [(&str, u32); 19] = [
     ("rank", 0),
     ("distributed", 1),
     ("emulator", 1),
@@ -20,6 +20,7 @@ const FLOORS: [(&str, u32); 18] = [
     ("ops", 3),
     ("runtime", 3),
     ("checkpoint", 3),
+    ("chat", 3),
     ("model", 4),
     ("data", 4),
     ("config", 5),

@@ -1,0 +1,223 @@
+//! Text of a conversation that is trained: what the model is to write, from after the generation prompt to
+//! the stop token.
+//!
+//! Let W be the rendering of all messages, p that of the messages before an answer with the generation
+//! prompt, and e that of the messages up to the answer. Then the answer is found by the first of these
+//! methods that applies:
+//! - *spans*: the template marks it with `{% generation %}`;
+//! - *prefixes*: it is e after p, if p begins e, and e up to the stop token begins W;
+//! - *turn by turn*: W renders history otherwise than e did, so each answer becomes a sample of its own, e.
+//!
+//! Whatever the method, what the generation prompt supplies is not trained, and a range ends with its first
+//! stop token. An answer that cannot be found so is an error, never a guess.
+
+mod prefixes;
+mod spans;
+
+use std::fmt;
+use std::ops::Range;
+
+use aho_corasick::{AhoCorasick, MatchKind};
+
+use crate::error::{ChatError, DropReason, Failure};
+use crate::row::{Conversation, Role};
+use crate::template::{Literals, Prepared, Rendering, Template, Templates, has_mark};
+
+/// `data.train_on`: what is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TrainOn {
+    /// All answers.
+    #[default]
+    Assistant,
+    /// The last answer.
+    Last,
+    /// The whole text.
+    All,
+}
+
+/// Method by which answers were found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Method {
+    /// The whole text is trained.
+    Whole,
+    /// `{% generation %}` blocks.
+    Spans,
+    /// Proven prefixes.
+    Prefixes,
+    /// A sample for each answer.
+    TurnByTurn,
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Method::Whole => "whole text",
+            Method::Spans => "spans of {% generation %}",
+            Method::Prefixes => "prefixes",
+            Method::TurnByTurn => "turn by turn",
+        })
+    }
+}
+
+/// A text with the ranges that are trained.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// The text.
+    pub text: String,
+    /// Byte ranges of names of special tokens that are text, ascending.
+    pub literals: Vec<Range<usize>>,
+    /// Byte ranges that are trained, ascending, apart from each other.
+    pub trained: Vec<Range<usize>>,
+}
+
+/// Samples of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mask {
+    /// Method by which the answers were found.
+    pub method: Method,
+    /// One sample, or one for each answer.
+    pub samples: Vec<Sample>,
+    /// Number of messages of users whose text the rendering lacks.
+    pub missing_messages: usize,
+}
+
+/// Settings of masks.
+#[derive(Debug, Clone)]
+pub struct MaskOptions {
+    train_on: TrainOn,
+    literals: Literals,
+    stops: AhoCorasick,
+    stop_names: String,
+}
+
+impl MaskOptions {
+    /// Settings: what is trained, the names of the tokens at which generation stops, and the names of all
+    /// special tokens.
+    ///
+    /// # Errors
+    /// No stop tokens; names too long to search for.
+    pub fn new<N: AsRef<str>>(
+        train_on: TrainOn,
+        stop_tokens: &[N],
+        special_tokens: &[N],
+    ) -> Result<MaskOptions, ChatError> {
+        let stops: Vec<&str> =
+            stop_tokens.iter().map(AsRef::as_ref).filter(|name| !name.is_empty()).collect();
+        if stops.is_empty() {
+            let advice = "name one as eos_token_id in generation_config.json";
+            return Err(ChatError::new("there is no token at which generation stops", advice));
+        }
+        let searcher = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&stops);
+        let error = |error| ChatError::new(format!("names of stop tokens: {error}"), "check tokenizer.json");
+        Ok(MaskOptions {
+            train_on,
+            literals: Literals::new(special_tokens.iter().map(AsRef::as_ref))?,
+            stops: searcher.map_err(error)?,
+            stop_names: stops.join(", "),
+        })
+    }
+
+    /// Names of special tokens, which are text where a row holds them.
+    pub fn literals(&self) -> &Literals {
+        &self.literals
+    }
+
+    /// End of the first stop token in `range` of a text, other than names that are text.
+    fn stop_end(&self, rendering: &Rendering, range: Range<usize>) -> Option<usize> {
+        let text = rendering.text.get(range.clone())?;
+        let is_text = |found: &Range<usize>| {
+            rendering.literals.iter().any(|literal| literal.start < found.end && found.start < literal.end)
+        };
+        let mut ends = self.stops.find_iter(text).map(|found| {
+            let start = range.start + found.start();
+            start..start + found.len()
+        });
+        ends.find(|found| !is_text(found)).map(|found| found.end)
+    }
+
+    fn no_stop(&self, template: &Template, end: &str) -> Failure {
+        Failure::Error(ChatError::new(
+            format!(
+                "chat template {}: an answer does not end with a token at which generation stops ({}); its text ends \
+                 with {}",
+                template.location(),
+                self.stop_names,
+                crate::error::shown_end(end)
+            ),
+            "name its end as eos_token_id in generation_config.json, or another template with data.chat_template",
+        ))
+    }
+}
+
+/// A conversation that is rendered part by part.
+struct Renderer<'c> {
+    prepared: &'c Prepared,
+    messages: usize,
+    template: &'c Template,
+    options: &'c MaskOptions,
+    /// Rendering of all messages.
+    whole: Rendering,
+}
+
+impl Renderer<'_> {
+    /// Renders the first `len` messages.
+    fn first(&self, len: usize, add_generation_prompt: bool) -> Result<Rendering, Failure> {
+        if len == self.messages && !add_generation_prompt {
+            return Ok(self.whole.clone());
+        }
+        self.template.render_first(self.prepared, len, add_generation_prompt)
+    }
+}
+
+/// Renders a conversation, and finds what is trained.
+///
+/// # Errors
+/// [`Failure::Drop`] for a row without trained text or with private-use marks, or whose template raises;
+/// [`Failure::Error`] for a template that fails, a prompt that does not begin its answer, and an answer
+/// without a stop token.
+pub fn samples(
+    conversation: &Conversation,
+    templates: &Templates,
+    options: &MaskOptions,
+) -> Result<Mask, Failure> {
+    let Conversation { messages, tools } = conversation;
+    let is_marked = messages.iter().any(|message| {
+        message.keys().iter().any(|(key, value)| has_mark(&key.as_str().into()) || has_mark(value))
+    });
+    if is_marked || tools.iter().flatten().any(has_mark) {
+        return Err(Failure::Drop(DropReason::Markers));
+    }
+    let template = templates.for_row(tools.is_some())?;
+    let prepared = Prepared::new(messages, tools.as_deref(), &options.literals);
+    let whole = template.render_first(&prepared, messages.len(), false)?;
+    let missing_messages = missing(conversation, &whole.text);
+    if options.train_on == TrainOn::All {
+        let trained = std::iter::once(0..whole.text.len()).collect();
+        let sample = Sample { text: whole.text, literals: whole.literals, trained };
+        return Ok(Mask { method: Method::Whole, samples: vec![sample], missing_messages });
+    }
+    let answers: Vec<usize> =
+        (0..messages.len()).filter(|&at| messages[at].role() == Role::Assistant).collect();
+    let is_counted = |at: usize| options.train_on != TrainOn::Last || Some(&at) == answers.last();
+    let trained: Vec<usize> =
+        answers.iter().copied().filter(|&at| messages[at].is_trained() && is_counted(at)).collect();
+    if trained.is_empty() {
+        return Err(Failure::Drop(DropReason::NoTrainedToken));
+    }
+    let renderer = Renderer { prepared: &prepared, messages: messages.len(), template, options, whole };
+    let (method, samples) = match template.has_generation() {
+        true => (Method::Spans, vec![spans::sample(renderer, &answers, &trained)?]),
+        false => prefixes::samples(renderer, &trained)?,
+    };
+    match samples.iter().any(|sample| sample.trained.iter().any(|range| !range.is_empty())) {
+        true => Ok(Mask { method, samples, missing_messages }),
+        false => Err(Failure::Drop(DropReason::NoTrainedToken)),
+    }
+}
+
+/// Number of messages of users whose texts are not in `text`. Some templates drop content in a form that they
+/// do not know.
+fn missing(conversation: &Conversation, text: &str) -> usize {
+    let users = conversation.messages.iter().filter(|message| message.role() == Role::User);
+    users.filter(|message| message.texts().any(|part| !text.contains(part.trim()))).count()
+}

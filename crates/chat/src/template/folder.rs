@@ -1,0 +1,168 @@
+//! The template of a model's folder: `chat_template.jinja`, `additional_chat_templates/`, or `chat_template`
+//! in `tokenizer_config.json`, as transformers finds them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::chatml::CHATML;
+use super::{Settings, Template};
+use crate::error::{ChatError, shown};
+
+/// Templates of a model: one for all rows, or one more for rows with tools.
+#[derive(Debug, Clone)]
+pub struct Templates {
+    default: Option<Template>,
+    with_tools: Option<Template>,
+}
+
+/// Name of the file with a template.
+const FILE: &str = "chat_template.jinja";
+/// Folder with further templates.
+const MORE: &str = "additional_chat_templates";
+/// File with templates as a string or a list.
+const CONFIG: &str = "tokenizer_config.json";
+
+impl Templates {
+    /// The template `"chatml"`.
+    ///
+    /// # Errors
+    /// `chat_template_kwargs` that are named as arguments of transformers.
+    pub fn chatml(settings: &Settings) -> Result<Templates, ChatError> {
+        Ok(Templates { default: Some(Template::compile(CHATML, "chatml", settings)?), with_tools: None })
+    }
+
+    /// The template in a file.
+    ///
+    /// # Errors
+    /// A file that cannot be read; those of [`Template::compile`].
+    pub fn of_file(path: &Path, settings: &Settings) -> Result<Templates, ChatError> {
+        let source = read(path)?.ok_or_else(|| {
+            ChatError::new(format!("{}: there is no such file", path.display()), "check data.chat_template")
+        })?;
+        let template = Template::compile(&source, &path.display().to_string(), settings)?;
+        Ok(Templates { default: Some(template), with_tools: None })
+    }
+
+    /// The templates of a model's folder.
+    ///
+    /// # Errors
+    /// A folder without a template; a file that cannot be read; those of [`Template::compile`].
+    pub fn of_folder(folder: &Path, settings: &Settings) -> Result<Templates, ChatError> {
+        let mut sources: BTreeMap<String, (String, String)> = BTreeMap::new();
+        let mut add = |name: &str, location: String, source: String| {
+            sources.insert(name.to_owned(), (location, source));
+        };
+        let config = folder.join(CONFIG);
+        if let Some(text) = read(&config)? {
+            let wrong = |problem: String| {
+                ChatError::new(format!("{}: {problem}", config.display()), "check that file")
+            };
+            let parsed: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+            match parsed.get("chat_template") {
+                None | Some(Value::Null) => {}
+                Some(Value::String(source)) => add("default", config.display().to_string(), source.clone()),
+                Some(Value::Array(list)) => {
+                    for entry in list {
+                        let text = |key: &str| entry.get(key).and_then(Value::as_str);
+                        let (Some(name), Some(source)) = (text("name"), text("template")) else {
+                            return Err(wrong(
+                                "an entry of chat_template has no name and template".to_owned(),
+                            ));
+                        };
+                        add(name, format!("{} ({})", config.display(), shown(name)), source.to_owned());
+                    }
+                }
+                Some(Value::Object(named)) => {
+                    for (name, source) in named {
+                        let Some(source) = source.as_str() else {
+                            return Err(wrong(format!("the chat_template {} is no string", shown(name))));
+                        };
+                        add(name, format!("{} ({})", config.display(), shown(name)), source.to_owned());
+                    }
+                }
+                Some(_) => return Err(wrong("chat_template is neither a string nor a list".to_owned())),
+            }
+        }
+        // Files replace what the config has.
+        let default = folder.join(FILE);
+        let with_tools = folder.join(MORE).join("tool_use.jinja");
+        let files = [("default", read(&default)?, default), ("tool_use", read(&with_tools)?, with_tools)];
+        if files.iter().any(|(_, source, _)| source.is_some()) {
+            sources.clear();
+        }
+        for (name, source, path) in files {
+            if let Some(source) = source {
+                sources.insert(name.to_owned(), (path.display().to_string(), source));
+            }
+        }
+        let compile = |name: &str| {
+            let found = sources.get(name);
+            found.map(|(location, source)| Template::compile(source, location, settings)).transpose()
+        };
+        let (default, with_tools) = (compile("default")?, compile("tool_use")?);
+        if default.is_none() && with_tools.is_none() {
+            let names: Vec<&str> = sources.keys().map(String::as_str).collect();
+            let found = match names.is_empty() {
+                true => "has no chat template".to_owned(),
+                false => format!("has chat templates named {}, but no default", names.join(", ")),
+            };
+            return Err(ChatError::new(
+                format!("{} {found}", folder.display()),
+                "name one with data.chat_template: a file, or \"chatml\"",
+            ));
+        }
+        Ok(Templates { default, with_tools })
+    }
+
+    /// The template for a row with or without tools.
+    ///
+    /// # Errors
+    /// A row without tools, if the only template is that for tools.
+    pub fn for_row(&self, has_tools: bool) -> Result<&Template, ChatError> {
+        let with_tools = self.with_tools.as_ref().filter(|_| has_tools);
+        with_tools.or(self.default.as_ref()).ok_or_else(|| {
+            ChatError::new(
+                "the only chat template is tool_use, and the row has no tools",
+                "name a template with data.chat_template",
+            )
+        })
+    }
+}
+
+/// The text of a file, or `None` if there is no such file.
+fn read(path: &Path) -> Result<Option<String>, ChatError> {
+    match fs::read(path) {
+        Ok(bytes) => String::from_utf8(bytes)
+            .map(Some)
+            .map_err(|_| ChatError::new(format!("{}: it is no UTF-8", path.display()), "save it as UTF-8")),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            Err(ChatError::new(format!("{}: cannot read: {error}", path.display()), "check that file"))
+        }
+    }
+}
+
+/// Special tokens that `tokenizer_config.json` names (`bos_token`, `eos_token` and others), as transformers
+/// gives them to templates.
+pub fn special_tokens(config: &Value) -> BTreeMap<String, String> {
+    const NAMES: [&str; 7] =
+        ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+    let mut found = BTreeMap::new();
+    let text = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        other => other.get("content").and_then(Value::as_str).map(str::to_owned),
+    };
+    let more = ["extra_special_tokens", "model_specific_special_tokens"];
+    for named in more.into_iter().filter_map(|key| config.get(key)?.as_object()) {
+        found.extend(named.iter().filter_map(|(name, value)| Some((name.clone(), text(value)?))));
+    }
+    for name in NAMES {
+        if let Some(token) = config.get(name).and_then(text) {
+            found.insert(name.to_owned(), token);
+        }
+    }
+    found
+}

@@ -1,0 +1,366 @@
+//! Chat templates, rendered to the bytes of transformers' `apply_chat_template` or refused.
+//!
+//! `minijinja` parses and runs a template; [`source`] rewrites what Jinja2 understands otherwise, and
+//! filters, tests, methods and printing are those of Jinja2 and Python. `{% generation %}` blocks become
+//! marks around their text, which a rendering turns into ranges.
+//!
+//! Invariants: a template runs at most [`FUEL`] instructions and writes at most [`MAX_TEXT_BYTES`]; what this
+//! module does not know as Jinja2 does (a statement, filter, method or test) is an error, never skipped.
+//!
+//! Deliberately absent: inheritance and includes; string formatting with `%`; integers beyond 128 bits.
+
+mod arguments;
+mod chatml;
+mod data;
+mod date;
+mod filters;
+mod folder;
+mod json;
+mod marks;
+mod methods;
+mod predicates;
+mod python;
+mod scan;
+mod source;
+mod strings;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Rest;
+use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value};
+use serde_json::Map;
+
+use crate::error::{ChatError, DropReason, Failure, shown};
+use crate::row::Message;
+
+pub use date::Date;
+pub use folder::{Templates, special_tokens};
+pub use marks::Literals;
+pub(crate) use marks::has_mark;
+
+/// Maximum number of instructions and other units of work of a rendering.
+pub const FUEL: u64 = 5_000_000;
+
+/// Maximum size of a rendered text.
+pub const MAX_TEXT_BYTES: usize = 64 << 20;
+
+/// Maximum size of a template.
+const MAX_SOURCE_BYTES: usize = 4 << 20;
+
+/// Variables of a template beside the messages.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Settings {
+    /// Special tokens by name, such as `bos_token`.
+    pub special_tokens: BTreeMap<String, String>,
+    /// `data.chat_template_kwargs`, which win over special tokens.
+    pub kwargs: Map<String, serde_json::Value>,
+    /// The date that `strftime_now` prints.
+    pub today: Date,
+}
+
+/// A compiled template.
+#[derive(Debug, Clone)]
+pub struct Template {
+    environment: Environment<'static>,
+    /// File or name, for messages.
+    location: Arc<str>,
+    variables: Arc<Vec<(String, Value)>>,
+    has_generation: bool,
+    /// True if a generation block lies in a macro, call, filter or set block.
+    is_generation_nested: bool,
+}
+
+/// A rendered conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rendering {
+    /// The text.
+    pub text: String,
+    /// Byte ranges of `{% generation %}` blocks, ascending.
+    pub spans: Vec<Range<usize>>,
+    /// Byte ranges of names of special tokens that the row holds: they are text, ascending.
+    pub literals: Vec<Range<usize>>,
+}
+
+/// Messages and tools as a template sees them, for renderings of their beginnings.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    plain: Values,
+    /// With marks around names of special tokens, if there are any.
+    marked: Option<Values>,
+}
+
+#[derive(Debug)]
+struct Values {
+    messages: Vec<Value>,
+    tools: Value,
+}
+
+impl Prepared {
+    pub(crate) fn new(
+        messages: &[Message],
+        tools: Option<&[serde_json::Value]>,
+        literals: &Literals,
+    ) -> Prepared {
+        let values =
+            |object: &dyn Fn(&Message) -> Value, tool: &dyn Fn(&serde_json::Value) -> Value| Values {
+                messages: messages.iter().map(object).collect(),
+                tools: tools
+                    .map_or(Value::from(()), |tools| tools.iter().map(tool).collect::<Vec<_>>().into()),
+            };
+        let marked = literals.occur(messages, tools).then(|| {
+            values(&|message| data::marked_object(message.keys(), literals), &|tool| {
+                data::marked(tool, literals)
+            })
+        });
+        Prepared { plain: values(&|message| data::object(message.keys()), &data::value), marked }
+    }
+}
+
+const NAME: &str = "template";
+
+impl Template {
+    /// Compiles the source of a template. `location` is its file or name, for messages.
+    ///
+    /// # Errors
+    /// A source that Jinja2 or this module does not know: names the line; a `chat_template_kwargs` that is
+    /// named as an argument of transformers.
+    pub fn compile(source: &str, location: &str, settings: &Settings) -> Result<Template, ChatError> {
+        const TAKEN: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "chat_template"];
+        if let Some(name) = settings.kwargs.keys().find(|name| TAKEN.contains(&name.as_str())) {
+            return Err(ChatError::new(
+                format!("data.chat_template_kwargs has {name:?}"),
+                "that variable comes from the rows; name another",
+            ));
+        }
+        if source.len() > MAX_SOURCE_BYTES {
+            let problem = format!("chat template {location}: {} MiB are too long", source.len() >> 20);
+            return Err(ChatError::new(problem, format!("at most {} MiB", MAX_SOURCE_BYTES >> 20)));
+        }
+        let rewritten = source::rewrite(source).map_err(|(line, problem)| {
+            ChatError::new(format!("chat template {location}, line {line}: {problem}"), REFUSED)
+        })?;
+        let mut environment = environment(settings.today);
+        environment.add_template_owned(NAME, rewritten.source).map_err(|error| {
+            let line = error.line().map_or(String::new(), |line| format!(", line {line}"));
+            ChatError::new(format!("chat template {location}{line}: {}", message_of(&error)), REFUSED)
+        })?;
+        let mut variables: Vec<(String, Value)> = Vec::new();
+        for (name, token) in &settings.special_tokens {
+            variables.push((name.clone(), Value::from(token.as_str())));
+        }
+        for (name, value) in &settings.kwargs {
+            variables.retain(|(other, _)| other != name);
+            variables.push((name.clone(), data::value(value)));
+        }
+        Ok(Template {
+            environment,
+            location: location.into(),
+            variables: Arc::new(variables),
+            has_generation: rewritten.has_generation,
+            is_generation_nested: rewritten.is_nested,
+        })
+    }
+
+    /// File or name of the template.
+    pub fn location(&self) -> &str {
+        &self.location
+    }
+
+    /// True if the template marks answers with `{% generation %}`.
+    pub fn has_generation(&self) -> bool {
+        self.has_generation
+    }
+
+    /// Renders messages. `literals` finds the names of special tokens that the messages hold.
+    ///
+    /// # Errors
+    /// [`Failure::Drop`] if the template raises an exception or changes under marks; [`Failure::Error`] if it
+    /// fails, runs too long or writes too much.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        tools: Option<&[serde_json::Value]>,
+        add_generation_prompt: bool,
+        literals: &Literals,
+    ) -> Result<Rendering, Failure> {
+        self.render_first(&Prepared::new(messages, tools, literals), messages.len(), add_generation_prompt)
+    }
+
+    /// Renders the first `len` messages of a conversation, with the errors of [`Template::render`].
+    pub(crate) fn render_first(
+        &self,
+        prepared: &Prepared,
+        len: usize,
+        add_generation_prompt: bool,
+    ) -> Result<Rendering, Failure> {
+        let plain = self.run(&prepared.plain, len, add_generation_prompt)?;
+        let mut rendering = marks::remove_spans(&plain).ok_or(Failure::Drop(DropReason::Markers))?;
+        if self.is_generation_nested {
+            // The marks of spans may change what the template does with the text around them.
+            let mut unmarked = self.clone();
+            unmarked.environment.add_filter(source::SPAN_FILTER, |text: Value| text);
+            if unmarked.run(&prepared.plain, len, add_generation_prompt)? != rendering.text {
+                let problem = "the text of a generation block is changed after it";
+                return Err(Failure::Error(ChatError::new(
+                    format!("chat template {}: {problem}", self.location),
+                    "write the block where its text is printed",
+                )));
+            }
+        }
+        if let Some(marked) = &prepared.marked {
+            let marked = self.run(marked, len, add_generation_prompt)?;
+            let marked = marks::remove_all(&marked).ok_or(Failure::Drop(DropReason::Markers))?;
+            if marked.text != rendering.text || marked.spans != rendering.spans {
+                return Err(Failure::Drop(DropReason::Markers));
+            }
+            rendering = marked;
+        }
+        Ok(rendering)
+    }
+
+    fn run(&self, values: &Values, len: usize, add_generation_prompt: bool) -> Result<String, Failure> {
+        let mut variables: BTreeMap<String, Value> = self.variables.iter().cloned().collect();
+        variables.insert("messages".to_owned(), Value::from(values.messages[..len].to_vec()));
+        variables.insert("tools".to_owned(), values.tools.clone());
+        variables.insert("documents".to_owned(), Value::from(()));
+        variables.insert("add_generation_prompt".to_owned(), Value::from(add_generation_prompt));
+        let template = self.environment.get_template(NAME).map_err(|error| self.failed(&error))?;
+        let mut text = LimitedText::default();
+        // A panic of the library is its bug, and the row's or template's place is known only here.
+        let run = || template.render_captured_to(Value::from(variables), &mut text).map(drop);
+        let Ok(result) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) else {
+            let problem = format!("chat template {}: the library that runs it failed", self.location);
+            return Err(Failure::Error(ChatError::new(problem, "please report it with the template")));
+        };
+        match result {
+            Ok(()) => String::from_utf8(text.bytes).map_err(|_| {
+                Failure::Error(ChatError::new(format!("chat template {}: no UTF-8", self.location), REFUSED))
+            }),
+            Err(_) if text.is_full => Err(Failure::Error(ChatError::new(
+                format!("chat template {}: writes more than {} MiB", self.location, MAX_TEXT_BYTES >> 20),
+                "split the conversation, or check the template for a loop without end",
+            ))),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    fn failed(&self, error: &Error) -> Failure {
+        if let Some(message) = raised(error) {
+            return Failure::Drop(DropReason::Raised(message));
+        }
+        let line = innermost(error).line().map_or(String::new(), |line| format!(", line {line}"));
+        let (problem, advice) = match error.kind() {
+            ErrorKind::OutOfFuel => ("runs too long".to_owned(), "check it for a loop without end"),
+            _ => (message_of(innermost(error)), "check the row against what the template expects"),
+        };
+        Failure::Error(ChatError::new(format!("chat template {}{line}: {problem}", self.location), advice))
+    }
+}
+
+const REFUSED: &str = "correct the template, or name another with data.chat_template";
+
+/// The message of an error, without its line.
+fn message_of(error: &Error) -> String {
+    let detail = error.detail().unwrap_or_default();
+    match detail.is_empty() {
+        true => error.kind().to_string(),
+        false => format!("{}: {}", error.kind(), shorten(detail)),
+    }
+}
+
+fn shorten(detail: &str) -> String {
+    const LONGEST: usize = 300;
+    let start: String = detail.chars().take(LONGEST).collect();
+    if start.len() < detail.len() { start + "..." } else { start }
+}
+
+/// The error of the place in the template that failed, below those of macros that called it.
+fn innermost(error: &Error) -> &Error {
+    let mut found = error;
+    while let Some(below) = std::error::Error::source(found).and_then(|e| e.downcast_ref::<Error>()) {
+        found = below;
+    }
+    found
+}
+
+/// Exception of a template.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+/// Message of the exception that a template raised.
+fn raised(error: &Error) -> Option<String> {
+    let mut source = std::error::Error::source(error);
+    while let Some(below) = source {
+        if let Some(Raised(message)) = below.downcast_ref() {
+            return Some(message.clone());
+        }
+        source = below.source();
+    }
+    None
+}
+
+/// Text that a template writes, up to the limit.
+#[derive(Default)]
+struct LimitedText {
+    bytes: Vec<u8>,
+    is_full: bool,
+}
+
+impl std::io::Write for LimitedText {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.bytes.len() + bytes.len() > MAX_TEXT_BYTES {
+            self.is_full = true;
+            return Err(std::io::Error::other("the text is too long"));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An environment with the filters, tests, functions and methods of transformers' environment.
+fn environment(today: Date) -> Environment<'static> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax.expect("the delimiters are those of Jinja2"));
+    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_fuel(Some(FUEL));
+    environment.set_formatter(|out, _, value| {
+        if let Some(text) = value.as_str() {
+            return out.write_str(text).map_err(Error::from);
+        }
+        out.write_str(&python::string(value)?).map_err(Error::from)
+    });
+    environment
+        .set_unknown_method_callback(|state, value, name, args| methods::call(state, value, name, args));
+    filters::add(&mut environment);
+    predicates::add(&mut environment);
+    environment.remove_global("debug");
+    environment.add_function("range", filters::range);
+    environment.add_function("dict", filters::dict);
+    environment.add_function(source::DICT_FUNCTION, filters::dict_of);
+    environment.add_function("raise_exception", |args: Rest<Value>| -> Result<Value, Error> {
+        let message = args.first().map(python::string).transpose()?.unwrap_or_default();
+        Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(message)))
+    });
+    environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
+        today.format(&format).map_err(|directive| {
+            let message = format!("strftime_now with {} is not supported", shown(&directive));
+            Error::new(ErrorKind::InvalidOperation, message)
+        })
+    });
+    environment
+}
+
+/// An error of an operation that Python refuses, or that is not supported.
+fn refuse(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message.into())
+}

@@ -1,0 +1,60 @@
+//! Tests of Jinja2 (`x is string`), where `minijinja` has others or answers otherwise. Tests that only
+//! `minijinja` has are removed.
+
+use minijinja::value::{ObjectRepr, ValueKind};
+use minijinja::{Environment, Value};
+
+use super::data::BoundMethod;
+use super::python;
+
+/// Tests of `minijinja` that Jinja2 lacks.
+const REMOVED: [&str; 5] = ["int", "safe", "escaped", "startingwith", "endingwith"];
+
+/// Adds the tests.
+pub(super) fn add(environment: &mut Environment<'static>) {
+    REMOVED.iter().for_each(|name| environment.remove_test(name));
+    let mut add = |name: &'static str, is: fn(&Value) -> bool| {
+        environment.add_test(name, move |value: Value| is(&value));
+    };
+    add("none", Value::is_none);
+    add("boolean", |value| value.kind() == ValueKind::Bool);
+    add("true", |value| value.kind() == ValueKind::Bool && value.is_true());
+    add("false", |value| value.kind() == ValueKind::Bool && !value.is_true());
+    add("string", |value| value.as_str().is_some());
+    add("integer", |value| value.kind() == ValueKind::Number && value.is_integer());
+    add("float", |value| python::as_float(value).is_some());
+    // Python's booleans are numbers.
+    add("number", |value| {
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || python::as_float(value).is_some()
+    });
+    add("mapping", |value| value.kind() == ValueKind::Map);
+    // What has a length and items; undefined has both.
+    add("sequence", |value| {
+        let has_items = matches!(value.kind(), ValueKind::Map | ValueKind::Undefined);
+        has_items || value.as_str().is_some() || python::is_list(value)
+    });
+    add("iterable", |value| {
+        let is_single = matches!(
+            value.kind(),
+            ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Plain | ValueKind::Invalid
+        );
+        !is_single
+    });
+    // Calling undefined is what fails, in Jinja2.
+    add("callable", |value| value.is_undefined() || is_callable(value));
+    add("lower", |value| {
+        let text = python::string(value).unwrap_or_default();
+        text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase)
+    });
+    add("upper", |value| {
+        let text = python::string(value).unwrap_or_default();
+        text.chars().any(char::is_uppercase) && !text.chars().any(char::is_lowercase)
+    });
+}
+
+/// True for values that can be called.
+fn is_callable(value: &Value) -> bool {
+    let is_plain = value.as_object().is_some_and(|object| object.repr() == ObjectRepr::Plain);
+    value.downcast_object_ref::<BoundMethod>().is_some()
+        || is_plain && value.downcast_object_ref::<python::Float>().is_none()
+}

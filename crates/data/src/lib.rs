@@ -30,8 +30,8 @@ pub use input::{
     text_field,
 };
 pub use loader::{
-    Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Mixture, MixtureSource,
-    Validation,
+    Batch, DocumentMask, IGNORED_TARGET, LeftOut, Loader, LoaderOptions, LoaderState, Mixture, MixtureSource,
+    Packing, TokenCounts, TooLong, Validation,
 };
 pub use prepare::{
     LearnProgress, PrepareOptions, Progress, TextFiles, VocabularyKind, find_learned, find_prepared, learn,

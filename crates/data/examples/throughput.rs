@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use xtrain_data::{
-    Dataset, DocumentMask, InputOptions, Loader, LoaderOptions, MixtureSource, PrepareOptions, TextFiles,
-    TokenStream, Tokenizer, VocabularyKind, learn_for_dataset, list_inputs, prepare,
+    Dataset, DocumentMask, InputOptions, Loader, LoaderOptions, MixtureSource, Packing, PrepareOptions,
+    TextFiles, TokenStream, Tokenizer, VocabularyKind, learn_for_dataset, list_inputs, prepare,
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("verify: {:.2} s", begun.elapsed().as_secs_f64());
     let stream: Arc<dyn TokenStream> = Arc::new(Dataset::open(out)?);
     let options = LoaderOptions { seq_len: 1024, seed: 0, document_mask: DocumentMask::Off, held_out: None };
-    let loader = Loader::new(vec![MixtureSource { stream, weight: 1.0 }], options)?;
+    let loader = Loader::new(vec![MixtureSource { stream, weight: 1.0, packing: Packing::Stream }], options)?;
     let windows = loader.windows()[0];
     for epoch in 0..2 {
         let begun = Instant::now();

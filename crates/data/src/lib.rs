@@ -7,7 +7,8 @@
 //!
 //! Invariants: equal input gives byte-identical shards, with any number of threads and after any
 //! interruption; equal seeds give equal samples, with any number of ranks and after any resume; memory use
-//! does not grow with the data; broken data is an error with its location, never a panic.
+//! does not grow with the data, but for some 50 bytes for each document that is packed whole; broken data is
+//! an error with its location, never a panic.
 //! `docs/data-format.md` specifies the files and the order of samples.
 //!
 //! Deliberately absent: models and devices (a batch is plain vectors), downloads, chat templates.
@@ -30,8 +31,8 @@ pub use input::{
     text_field,
 };
 pub use loader::{
-    Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Mixture, MixtureSource,
-    Validation,
+    Batch, DocumentMask, IGNORED_TARGET, LeftOut, Loader, LoaderOptions, LoaderState, Mixture, MixtureSource,
+    Packing, TokenCounts, TooLong, Validation,
 };
 pub use prepare::{
     LearnProgress, PrepareOptions, Progress, TextFiles, VocabularyKind, find_learned, find_prepared, learn,

@@ -19,7 +19,7 @@ pub trait TokenStream: Send + Sync + Debug {
     /// Exclusive upper bound of token ids.
     fn vocab_size(&self) -> usize;
 
-    /// Hash of the tokens, their order and the ends of documents.
+    /// Hash of the tokens, their order, which of them are trained, and the ends of documents.
     fn fingerprint(&self) -> u64;
 
     /// Reads `out.len()` tokens at position `start`.
@@ -27,6 +27,30 @@ pub trait TokenStream: Send + Sync + Debug {
     /// # Errors
     /// A read past the end, a file that shrank, a damaged block, a token outside the vocabulary.
     fn read(&self, start: u64, out: &mut [i32]) -> Result<()>;
+
+    /// Reads whether tokens are trained, for `out.len()` tokens at position `start`. The bit of a document's
+    /// first token, which is no target, says whether the document belongs to the conversation of the one
+    /// before. By default all tokens are trained.
+    ///
+    /// # Errors
+    /// Those of [`TokenStream::read`].
+    fn trained(&self, start: u64, out: &mut [bool]) -> Result<()> {
+        if start.checked_add(out.len() as u64).is_none_or(|end| end > self.token_count()) {
+            return Err(DataError::Internal(format!(
+                "a read of {} bits at {start} of {}, which has {} tokens",
+                out.len(),
+                self.name(),
+                self.token_count()
+            )));
+        }
+        out.fill(true);
+        Ok(())
+    }
+
+    /// True if some tokens may be untrained: the tokens are conversations, or prompts with answers.
+    fn has_untrained(&self) -> bool {
+        false
+    }
 
     /// Appends the positions in `range` at which a document has ended, ascending. The next document begins
     /// there.

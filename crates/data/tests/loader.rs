@@ -9,7 +9,8 @@ use common::MemoryTokens;
 use proptest::prelude::*;
 use xtrain_data::loader::SampleLocation;
 use xtrain_data::{
-    DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, MixtureSource, TokenStream, Validation,
+    DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, MixtureSource, Packing, TokenCounts,
+    TokenStream, Validation,
 };
 
 const END: u32 = 0;
@@ -35,13 +36,17 @@ fn options(seq_len: usize, seed: u64) -> LoaderOptions {
 }
 
 fn one_source(stream: Arc<dyn TokenStream>, options: LoaderOptions) -> Loader {
-    Loader::new(vec![MixtureSource { stream, weight: 1.0 }], options).unwrap()
+    Loader::new(vec![MixtureSource { stream, weight: 1.0, packing: Packing::Stream }], options).unwrap()
 }
 
 fn tokens_of(stream: &dyn TokenStream) -> Vec<i32> {
     let mut tokens = vec![0; stream.token_count() as usize];
     stream.read(0, &mut tokens).unwrap();
     tokens
+}
+
+fn trained(taken: Vec<TokenCounts>) -> Vec<u64> {
+    taken.into_iter().map(|counts| counts.trained).collect()
 }
 
 fn lengths() -> impl Strategy<Value = Vec<usize>> {
@@ -131,6 +136,7 @@ proptest! {
         let sources = weights.iter().enumerate().map(|(number, &weight)| MixtureSource {
             stream: stream("s", 1000 * number as u32 + 1, &[50 + 30 * number]),
             weight: f64::from(weight) / total,
+            packing: Packing::Stream,
         });
         let loader = Loader::new(sources.collect(), options(4, seed)).unwrap();
         let mut seen: BTreeMap<(usize, u64), Vec<u64>> = BTreeMap::new();
@@ -193,7 +199,7 @@ proptest! {
     ) {
         let source = stream("a", 1, &lengths);
         let tokens = tokens_of(source.as_ref());
-        let validation = Validation::new(vec![source], seq_len, mask).unwrap();
+        let validation = Validation::new(vec![(source, Packing::Stream)], seq_len, mask).unwrap();
         let mut targets = Vec::new();
         for batch in validation.batches(batch_size) {
             let batch = batch.unwrap();
@@ -226,11 +232,16 @@ fn validation_counts_the_bytes_of_its_own_text() {
         Arc::new(tokens.with_text_bytes(bytes))
     };
     let sources = || vec![source("a", 1, 100, 99 * 3), source("b", 1000, 300, 299 * 7)];
-    let whole = Validation::new(sources(), 13, DocumentMask::Off).unwrap();
+    let whole =
+        Validation::new(sources().into_iter().map(|s| (s, Packing::Stream)).collect(), 13, DocumentMask::Off)
+            .unwrap();
     assert_eq!(whole.text_bytes().unwrap(), Some(f64::from(99 * 3 + 299 * 7)));
 
     let held_out = Some(0.2);
-    let mixed = sources().into_iter().map(|stream| MixtureSource { stream, weight: 1.0 }).collect();
+    let mixed = sources()
+        .into_iter()
+        .map(|stream| MixtureSource { stream, weight: 1.0, packing: Packing::Stream })
+        .collect();
     let loader = Loader::new(mixed, LoaderOptions { held_out, ..options(13, 0) }).unwrap();
     let blocks = loader.validation().unwrap();
     // Blocks of 20 and 60 tokens, whose first tokens are not targets.
@@ -239,7 +250,8 @@ fn validation_counts_the_bytes_of_its_own_text() {
     let some = blocks.at_most(2);
     assert!((some.text_bytes().unwrap().unwrap() - f64::from(13 * 3 + 13 * 7)).abs() < 1e-9);
 
-    let unknown = Validation::new(vec![stream("c", 1, &[9])], 4, DocumentMask::Off).unwrap();
+    let unknown =
+        Validation::new(vec![(stream("c", 1, &[9]), Packing::Stream)], 4, DocumentMask::Off).unwrap();
     assert_eq!(unknown.text_bytes().unwrap(), None);
 }
 
@@ -247,8 +259,12 @@ fn validation_counts_the_bytes_of_its_own_text() {
 fn a_run_resumed_from_its_state_continues_exactly() {
     let make = || {
         let sources = vec![
-            MixtureSource { stream: stream("a", 1, &[400]), weight: 0.3 },
-            MixtureSource { stream: stream("b", 1000, &[90, 80]), weight: 0.123456789 },
+            MixtureSource { stream: stream("a", 1, &[400]), weight: 0.3, packing: Packing::Stream },
+            MixtureSource {
+                stream: stream("b", 1000, &[90, 80]),
+                weight: 0.123456789,
+                packing: Packing::Stream,
+            },
         ];
         Loader::new(sources, options(6, 17)).unwrap()
     };
@@ -265,12 +281,18 @@ fn a_run_resumed_from_its_state_continues_exactly() {
 
 #[test]
 fn resuming_with_other_data_or_options_names_the_difference() {
-    let base = || vec![MixtureSource { stream: stream("first", 1, &[400]), weight: 1.0 }];
+    let base =
+        || vec![MixtureSource { stream: stream("first", 1, &[400]), weight: 1.0, packing: Packing::Stream }];
     let state = Loader::new(base(), options(6, 17)).unwrap().state(40);
     let held_out = Some(0.25);
-    let two = vec![base().remove(0), MixtureSource { stream: stream("b", 500, &[100]), weight: 1.0 }];
-    let changed = vec![MixtureSource { stream: stream("other", 2, &[400]), weight: 1.0 }];
-    let moved_end = vec![MixtureSource { stream: stream("other", 1, &[399]), weight: 1.0 }];
+    let two = vec![
+        base().remove(0),
+        MixtureSource { stream: stream("b", 500, &[100]), weight: 1.0, packing: Packing::Stream },
+    ];
+    let changed =
+        vec![MixtureSource { stream: stream("other", 2, &[400]), weight: 1.0, packing: Packing::Stream }];
+    let moved_end =
+        vec![MixtureSource { stream: stream("other", 1, &[399]), weight: 1.0, packing: Packing::Stream }];
     for (sources, options, expected) in [
         (base(), options(6, 18), "the seed was 17, now it is 18"),
         (base(), options(7, 17), "the sequence length was 6, now it is 7"),
@@ -291,7 +313,9 @@ fn resuming_with_other_data_or_options_names_the_difference() {
 
 #[test]
 fn data_and_options_that_do_not_match_are_refused() {
-    let source = |length| vec![MixtureSource { stream: stream("a", 1, &[length]), weight: 1.0 }];
+    let source = |length| {
+        vec![MixtureSource { stream: stream("a", 1, &[length]), weight: 1.0, packing: Packing::Stream }]
+    };
     let message = Loader::new(source(5), options(6, 0)).unwrap_err().to_string();
     assert!(message.contains("6 contiguous training tokens, too few for one sequence of 6"), "{message}");
     assert!(Loader::new(source(6), options(6, 0)).is_ok());
@@ -304,7 +328,7 @@ fn data_and_options_that_do_not_match_are_refused() {
     // A held-out part does not make a short text unusable for training.
     let options = LoaderOptions { held_out: Some(0.05), ..options(6, 0) };
     assert_eq!(Loader::new(source(6 * 15), options).unwrap().windows(), [14]);
-    assert!(Validation::new(vec![stream("a", 1, &[0])], 4, DocumentMask::Off).is_err());
+    assert!(Validation::new(vec![(stream("a", 1, &[0]), Packing::Stream)], 4, DocumentMask::Off).is_err());
 }
 
 #[test]
@@ -323,15 +347,15 @@ fn the_source_of_each_token_and_the_tokens_taken_follow_from_the_position() {
     let (a, b) = (stream("a", 1_000, &[200]), stream("b", 500_000, &[100]));
     let sources = || {
         vec![
-            MixtureSource { stream: a.clone(), weight: 3.0 },
-            MixtureSource { stream: b.clone(), weight: 1.0 },
+            MixtureSource { stream: a.clone(), weight: 3.0, packing: Packing::Stream },
+            MixtureSource { stream: b.clone(), weight: 1.0, packing: Packing::Stream },
         ]
     };
     let loader = Loader::new(sources(), options(8, 5)).unwrap();
     assert_eq!(loader.source_names(), ["a", "b"]);
     let mut taken = [0, 0];
     for first in (0..120).step_by(6) {
-        assert_eq!(loader.tokens_taken(first), taken);
+        assert_eq!(trained(loader.taken(first)), taken);
         let (batch, sources) = (loader.batch(first, 6).unwrap(), loader.sources(first..first + 6));
         for (row, &source) in sources.iter().enumerate() {
             let row = &batch.targets[row * 8..(row + 1) * 8];
@@ -344,14 +368,15 @@ fn the_source_of_each_token_and_the_tokens_taken_follow_from_the_position() {
     // A loader that resumes there counts on.
     let resumed = Loader::new(sources(), options(8, 5)).unwrap();
     let position = resumed.resume(&loader.state(120)).unwrap();
-    assert_eq!(resumed.tokens_taken(position), taken);
+    assert_eq!(trained(resumed.taken(position)), taken);
     assert_eq!(resumed.sources(position..position + 9), loader.sources(120..129));
 }
 
 #[test]
 fn the_source_of_each_validation_sequence_is_known() {
     let (a, b) = (stream("a", 1_000, &[40]), stream("b", 500_000, &[25]));
-    let validation = Validation::new(vec![a, b], 8, DocumentMask::Off).unwrap();
+    let validation =
+        Validation::new(vec![(a, Packing::Stream), (b, Packing::Stream)], 8, DocumentMask::Off).unwrap();
     assert_eq!(validation.source_names(), ["a", "b"]);
     for validation in [validation.clone(), validation.at_most(3)] {
         let count = validation.window_count();

@@ -144,7 +144,12 @@ fn each_document_starts_with_the_begin_tokens_of_a_prompt() {
     assert_eq!((dataset.begin_of_document(), dataset.text_bytes()), (&[257][..], Some(4)));
     assert_eq!(dataset.tokenizer().unwrap().document_begin(), [257]);
     // With a document mask, the begin token belongs to its document.
-    let validation = Validation::new(vec![std::sync::Arc::new(dataset)], 9, DocumentMask::On).unwrap();
+    let validation = Validation::new(
+        vec![(std::sync::Arc::new(dataset) as _, xtrain_data::Packing::Stream)],
+        9,
+        DocumentMask::On,
+    )
+    .unwrap();
     assert_eq!(validation.batch(0, 1).unwrap().doc_start, [0, 0, 0, 0, 4, 4, 4, 7, 7]);
 
     let without = get(&with_begin().with_begin_of_document(BeginOfDocument::Never).unwrap());

@@ -30,6 +30,19 @@ fn documents() -> impl Strategy<Value = Vec<Vec<u32>>> {
     prop::collection::vec(prop::collection::vec(0_u32..256, 0..30), 1..20)
 }
 
+fn write_masked(path: &Path, documents: &[(Vec<u32>, Vec<bool>)]) {
+    let mut writer = ShardWriter::create_masked(path, &BYTES).unwrap();
+    for (tokens, trained) in documents {
+        writer.push_document(tokens, trained, tokens.len() as u64).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+fn masked_documents() -> impl Strategy<Value = Vec<(Vec<u32>, Vec<bool>)>> {
+    let document = prop::collection::vec((0_u32..256, any::<bool>()), 1..30);
+    prop::collection::vec(document.prop_map(|tokens| tokens.into_iter().unzip()), 1..20)
+}
+
 fn in_memory(documents: &[Vec<u32>]) -> MemoryTokens {
     MemoryTokens::from_documents("memory", documents, BYTES.end_of_document(), BYTES.vocab_size())
 }
@@ -62,6 +75,55 @@ proptest! {
         expected.document_ends(start..start + len as u64, &mut reference).unwrap();
         prop_assert_eq!(found, reference);
         prop_assert!(shard.read(count, &mut [0]).is_err());
+    }
+
+    #[test]
+    fn a_masked_shard_returns_what_was_written(
+        documents in masked_documents(), start: prop::sample::Index, len: prop::sample::Index,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tokens");
+        write_masked(&path, &documents);
+        let shard = Shard::open(&path).unwrap();
+        shard.verify().unwrap();
+        let expected = MemoryTokens::masked("memory", &documents, BYTES.vocab_size());
+        let count = shard.header().token_count;
+        prop_assert_eq!(count, expected.token_count());
+        let ones = documents.iter().flat_map(|(_, bits)| bits).filter(|&&bit| bit).count() as u64;
+        prop_assert_eq!(shard.header().trained_count, Some(ones));
+        let start = start.index(count as usize) as u64;
+        let len = len.index((count - start) as usize + 1);
+        let (mut found, mut reference) = (vec![0; len], vec![0; len]);
+        shard.read(start, &mut found).unwrap();
+        expected.read(start, &mut reference).unwrap();
+        prop_assert_eq!(found, reference);
+        let (mut found, mut reference) = (vec![false; len], vec![true; len]);
+        shard.trained(start, &mut found).unwrap();
+        expected.trained(start, &mut reference).unwrap();
+        prop_assert_eq!(found, reference);
+        let (mut found, mut reference) = (Vec::new(), Vec::new());
+        shard.document_ends(0..count + 1, &mut found).unwrap();
+        expected.document_ends(0..count + 1, &mut reference).unwrap();
+        prop_assert_eq!(found, reference);
+        prop_assert!(shard.trained(count, &mut [false]).is_err());
+    }
+
+    #[test]
+    fn any_flipped_bit_of_a_masked_shard_is_detected(
+        documents in masked_documents(), at: prop::sample::Index, bit in 0..8,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tokens");
+        write_masked(&path, &documents);
+        let mut bytes = fs::read(&path).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1_u8 << bit;
+        fs::write(&path, &bytes).unwrap();
+        let found = Shard::open(&path).and_then(|shard| {
+            let _ = shard.trained(0, &mut vec![false; shard.header().token_count as usize]);
+            shard.verify()
+        });
+        prop_assert!(found.is_err());
     }
 
     #[test]

@@ -128,7 +128,7 @@ impl Probe {
     ) -> Result<f64, RunError> {
         let (batch_size, micro) = (self.config.train.batch_size, self.config.train.micro_batch_size());
         let first = self.first + ahead * batch_size as u64;
-        let valid_targets = self.corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
+        let valid_targets = self.corpus.loader.counts(first..first + batch_size as u64).trained as usize;
         let (spec, step) = (&self.spec, self.checkpoint.step() + ahead);
         let mut loss = 0.0;
         for n in 0..self.micro_steps() {

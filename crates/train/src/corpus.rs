@@ -18,8 +18,8 @@ use std::sync::Arc;
 use xtrain_config::{Config, DataSource, DataSources, TokenizerChoice};
 use xtrain_data::{
     DataError, Dataset, DocumentMask, InputFile, InputOptions, LearnProgress, Listing, Loader, LoaderOptions,
-    Mixture, MixtureSource, PrepareOptions, Progress, Split, Take, TextFiles, TokenStream, Tokenizer,
-    Validation, VocabularyKind, find_learned, find_prepared, learn_cached, prepare_cached,
+    Mixture, MixtureSource, Packing, PrepareOptions, Progress, Split, Take, TextFiles, TokenStream,
+    Tokenizer, Validation, VocabularyKind, find_learned, find_prepared, learn_cached, prepare_cached,
 };
 
 /// Something that a run does before its first step.
@@ -195,8 +195,9 @@ impl<'a> Opening<'a> {
         tokenizer: &Tokenizer,
     ) -> Result<(Validation, Vec<Arc<dyn TokenStream>>), RunError> {
         let streams = self.streams(inputs, tokenizer)?;
-        let streams: Vec<_> = streams.into_iter().map(|source| source.stream).collect();
-        Ok((Validation::new(streams.clone(), self.config.data.seq_len, self.mask())?, streams))
+        let packed: Vec<_> = streams.into_iter().map(|source| (source.stream, source.packing)).collect();
+        let streams = packed.iter().map(|(stream, _)| Arc::clone(stream)).collect();
+        Ok((Validation::new(packed, self.config.data.seq_len, self.mask())?, streams))
     }
 }
 
@@ -525,7 +526,8 @@ impl Opening<'_> {
             let stream: Arc<dyn TokenStream> = Arc::new(dataset);
             // Without weights, sources are mixed by size.
             let weight = weight.unwrap_or(stream.token_count() as f64);
-            out.push(MixtureSource { stream, weight });
+            let packing = Packing::for_tokens(stream.as_ref());
+            out.push(MixtureSource { stream, weight, packing });
         }
         Ok(out)
     }

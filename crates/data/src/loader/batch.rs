@@ -1,5 +1,7 @@
 //! A batch of packed sequences.
 
+use super::bins::Document;
+use super::split::Window;
 use crate::error::Result;
 use crate::stream::TokenStream;
 
@@ -21,10 +23,12 @@ pub struct Batch {
     pub positions: Vec<i32>,
     /// `[B*S]` start of each token's document within its sequence; 0 without a document mask. The token at t
     /// attends to `doc_start[t]..=t`. The first document of a sequence starts at 0, because its earlier part
-    /// is not visible.
+    /// is not visible. After whole documents, each position of the padding starts at itself.
     pub doc_start: Vec<i32>,
     /// Number of targets that are not ignored.
     pub valid_targets: usize,
+    /// Number of positions with an input token; the others are padding.
+    pub inputs: usize,
 }
 
 /// Restriction of attention and positions to documents.
@@ -48,12 +52,24 @@ impl Batch {
             positions: column(),
             doc_start: column(),
             valid_targets: 0,
+            inputs: 0,
         }
     }
 
-    /// Appends the sequence of `targets` targets that starts at `start`, padded to S with token 0 and ignored
-    /// targets.
+    /// Appends a window of `stream`, padded to S with token 0 and ignored targets.
     pub(super) fn push(
+        &mut self,
+        stream: &dyn TokenStream,
+        window: Window<'_>,
+        mask: DocumentMask,
+    ) -> Result<()> {
+        match window {
+            Window::Range { start, targets } => self.push_range(stream, start, targets, mask),
+            Window::Documents(documents) => self.push_documents(stream, documents),
+        }
+    }
+
+    fn push_range(
         &mut self,
         stream: &dyn TokenStream,
         start: u64,
@@ -68,6 +84,7 @@ impl Batch {
         self.targets.extend_from_slice(&window[1..]);
         self.targets.extend(std::iter::repeat_n(IGNORED_TARGET, padding));
         self.valid_targets += targets;
+        self.inputs += targets;
         let mut document_starts = Vec::new();
         if mask == DocumentMask::On {
             stream.document_ends(start + 1..start + targets as u64, &mut document_starts)?;
@@ -83,6 +100,40 @@ impl Batch {
         }
         self.batch_size += 1;
         Ok(())
+    }
+
+    /// Appends a sequence of whole documents. Each position of the padding after them is a document of its
+    /// own, so that attention spends nothing on it.
+    fn push_documents(&mut self, stream: &dyn TokenStream, documents: &[Document]) -> Result<()> {
+        let row = self.tokens.len();
+        let (mut tokens, mut trained) = (Vec::new(), Vec::new());
+        for document in documents {
+            tokens.resize(document.tokens as usize, 0);
+            trained.resize(document.tokens as usize, false);
+            stream.read(document.start, &mut tokens)?;
+            stream.trained(document.start, &mut trained)?;
+            let begin = (self.tokens.len() - row) as i32;
+            self.tokens.extend_from_slice(&tokens[..document.inputs()]);
+            let targets = tokens[1..].iter().zip(&trained[1..]);
+            self.targets.extend(targets.map(|(&token, &bit)| if bit { token } else { IGNORED_TARGET }));
+            self.valid_targets += trained[1..].iter().filter(|&&bit| bit).count();
+            self.positions.extend(0..document.inputs() as i32);
+            self.doc_start.extend(std::iter::repeat_n(begin, document.inputs()));
+        }
+        let inputs = self.tokens.len() - row;
+        self.inputs += inputs;
+        self.push_positions_without_input(inputs);
+        self.batch_size += 1;
+        Ok(())
+    }
+
+    /// Fills the current sequence from position `from` on with padding.
+    fn push_positions_without_input(&mut self, from: usize) {
+        let padding = self.seq_len - from;
+        self.tokens.extend(std::iter::repeat_n(0, padding));
+        self.targets.extend(std::iter::repeat_n(IGNORED_TARGET, padding));
+        self.positions.extend(std::iter::repeat_n(0, padding));
+        self.doc_start.extend(from as i32..self.seq_len as i32);
     }
 
     /// Appends a sequence without targets.

@@ -8,16 +8,19 @@
 //! Deliberately absent: a history of samples, and a shuffle buffer.
 
 mod batch;
+mod bins;
 mod mixture;
 mod permutation;
 mod split;
 mod state;
+mod taken;
 mod validation;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 pub use batch::{Batch, DocumentMask, IGNORED_TARGET};
+pub use bins::{LeftOut, Packing, TokenCounts, TooLong};
 pub use mixture::Mixture;
 pub use permutation::Permutation;
 pub use state::{LoaderState, SourceState};
@@ -25,7 +28,9 @@ pub use validation::Validation;
 
 use crate::error::{DataError, Result};
 use crate::stream::TokenStream;
-use split::{Remainder, Windows};
+use bins::Bins;
+use split::{RangeWindows, Remainder, Windows};
+use taken::Taken;
 
 /// A token stream and its weight in the mixture.
 #[derive(Debug, Clone)]
@@ -35,6 +40,8 @@ pub struct MixtureSource {
     /// Positive weight of any scale. The stream's share of the samples is its weight over the sum of all
     /// weights.
     pub weight: f64,
+    /// How its documents fill windows.
+    pub packing: Packing,
 }
 
 /// Options of the loader.
@@ -62,8 +69,10 @@ pub struct Loader {
 struct LoadedSource {
     stream: Arc<dyn TokenStream>,
     windows: Windows,
-    held_out: Vec<Range<u64>>,
+    held_out: Windows,
     weight: f64,
+    left_out: LeftOut,
+    taken: Taken,
 }
 
 /// The window of a sample.
@@ -92,11 +101,29 @@ impl Loader {
         let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
         let mixture = Mixture::new(&weights)?;
         let mut loaded = Vec::with_capacity(sources.len());
-        for MixtureSource { stream, weight } in sources {
-            let tokens = stream.token_count();
-            let (train, held_out) = split::train_and_held_out(stream.name(), tokens, &options)?;
-            let windows = Windows::new(train, options.seq_len, Remainder::Drop);
-            loaded.push(LoadedSource { stream, windows, held_out, weight });
+        for (number, MixtureSource { stream, weight, packing }) in sources.into_iter().enumerate() {
+            let (windows, held_out, left_out) = match packing {
+                Packing::Stream => {
+                    let tokens = stream.token_count();
+                    let (train, held_out) = split::train_and_held_out(stream.name(), tokens, &options)?;
+                    let train = RangeWindows::new(train, options.seq_len, Remainder::Drop);
+                    let held_out = RangeWindows::new(held_out, options.seq_len, Remainder::ShortWindow);
+                    (Windows::Ranges(train), Windows::Ranges(held_out), LeftOut::default())
+                }
+                Packing::Whole(too_long) | Packing::One(too_long) => {
+                    let documents =
+                        bins::find_documents(&*stream, options.seq_len, too_long, options.held_out)?;
+                    let pack = |documents: &[_]| {
+                        // No epoch has this number, so the key is used nowhere else.
+                        let key = permutation::hash(options.seed, number as u64, u64::MAX);
+                        let one_each = matches!(packing, Packing::One(_));
+                        Windows::Bins(Bins::new(documents, options.seq_len, key, one_each))
+                    };
+                    (pack(&documents.train), pack(&documents.held_out), documents.left_out)
+                }
+            };
+            let taken = Taken::default();
+            loaded.push(LoadedSource { stream, windows, held_out, weight, left_out, taken });
         }
         Ok(Loader { sources: loaded, mixture, options })
     }
@@ -108,29 +135,39 @@ impl Loader {
     pub fn batch(&self, first: u64, count: usize) -> Result<Batch> {
         let mut batch = Batch::with_capacity(count, self.options.seq_len);
         for sample in first..first + count as u64 {
-            let location = self.locate(sample);
-            let stream = self.sources[location.source].stream.as_ref();
-            batch.push(stream, location.position, self.options.seq_len, self.options.document_mask)?;
+            let SampleLocation { source, window, .. } = self.locate(sample);
+            let LoadedSource { stream, windows, .. } = &self.sources[source];
+            batch.push(stream.as_ref(), windows.locate(window), self.options.document_mask)?;
         }
         Ok(batch)
     }
 
-    /// Number of targets in `samples`, by which the loss of a global batch is divided. Does not read the
-    /// samples.
-    pub fn valid_targets(&self, samples: Range<u64>) -> u64 {
-        // Training windows are full and have no ignored targets.
-        (samples.end - samples.start) * self.options.seq_len as u64
+    /// Number of inputs and of trained targets in `samples`. The loss of a global batch is divided by the
+    /// latter. Does not read the samples.
+    pub fn counts(&self, samples: Range<u64>) -> TokenCounts {
+        samples.map(|sample| self.counts_of(sample)).fold(TokenCounts::default(), TokenCounts::plus)
+    }
+
+    fn counts_of(&self, sample: u64) -> TokenCounts {
+        let SampleLocation { source, window, .. } = self.locate(sample);
+        self.sources[source].windows.counts(window)
     }
 
     /// The window of sample `index`.
     pub fn locate(&self, index: u64) -> SampleLocation {
         let (number, count) = self.mixture.locate(index);
         let windows = &self.sources[number].windows;
-        let (epoch, index_in_epoch) = (count / windows.count(), count % windows.count());
-        let key = permutation::hash(self.options.seed, number as u64, epoch);
-        let window = Permutation::new(windows.count(), key).apply(index_in_epoch);
-        let (position, _) = windows.locate(window);
+        let (epoch, window) = self.window_of(number, count);
+        let position = windows.locate(window).position();
         SampleLocation { source: number, epoch, window, position }
+    }
+
+    /// Epoch and window of the source's sample number `count`.
+    fn window_of(&self, source: usize, count: u64) -> (u64, u64) {
+        let windows = self.sources[source].windows.count();
+        let (epoch, index_in_epoch) = (count / windows, count % windows);
+        let key = permutation::hash(self.options.seed, source as u64, epoch);
+        (epoch, Permutation::new(windows, key).apply(index_in_epoch))
     }
 
     /// The held-out parts of all sources; `None` if nothing is held out.
@@ -140,7 +177,7 @@ impl Loader {
         Some(Validation::from_parts(parts, self.options.seq_len, self.options.document_mask))
     }
 
-    /// Number of targets in all windows of all sources: one epoch, if sources are mixed by size.
+    /// Number of positions in all windows of all sources: one epoch, if sources are mixed by size.
     pub fn epoch_tokens(&self) -> u64 {
         self.windows().into_iter().sum::<u64>() * self.options.seq_len as u64
     }
@@ -161,11 +198,27 @@ impl Loader {
         samples.map(|sample| self.mixture.locate(sample).0).collect()
     }
 
-    /// Tokens of each source that the first `samples` samples train on. They follow from the position alone,
-    /// so a resumed run counts as an uninterrupted one does.
-    pub fn tokens_taken(&self, samples: u64) -> Vec<u64> {
-        let counts = self.mixture.counts(samples);
-        counts.into_iter().map(|count| count * self.options.seq_len as u64).collect()
+    /// Inputs and trained targets of each source in the first `samples` samples. They follow from the position
+    /// alone, so a resumed run counts as an uninterrupted one does.
+    pub fn taken(&self, samples: u64) -> Vec<TokenCounts> {
+        let counts = self.mixture.counts(samples).into_iter().enumerate();
+        counts.map(|(source, count)| self.taken_of(source, count)).collect()
+    }
+
+    fn taken_of(&self, source: usize, count: u64) -> TokenCounts {
+        let LoadedSource { windows, taken, .. } = &self.sources[source];
+        match windows {
+            Windows::Ranges(_) => {
+                let targets = count * self.options.seq_len as u64;
+                TokenCounts { inputs: targets, trained: targets }
+            }
+            Windows::Bins(bins) => taken.sum(count, |n| bins.counts(self.window_of(source, n).1)),
+        }
+    }
+
+    /// Documents of each source that no window holds, because windows hold whole documents.
+    pub fn left_out(&self) -> Vec<LeftOut> {
+        self.sources.iter().map(|source| source.left_out).collect()
     }
 
     /// Epochs of each source in the first `samples` samples.

@@ -1,8 +1,10 @@
-//! The split of a source into training and held-out ranges, and of ranges into windows.
+//! The split of a source into training and held-out ranges, and of ranges into windows; the windows of all
+//! sources, of ranges or of whole documents.
 
 use std::ops::Range;
 
 use super::LoaderOptions;
+use super::bins::{Bins, Document, TokenCounts};
 use crate::error::{DataError, Result};
 
 /// Ranges of token positions, ascending and disjoint.
@@ -114,10 +116,83 @@ pub(super) enum Remainder {
     ShortWindow,
 }
 
+/// The training or held-out windows of a source.
+#[derive(Debug, Clone)]
+pub(super) enum Windows {
+    /// Parts of the stream of tokens.
+    Ranges(RangeWindows),
+    /// Whole documents.
+    Bins(Bins),
+}
+
+/// What a window holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Window<'w> {
+    /// Consecutive tokens: the position of the first one, and the number of targets.
+    Range {
+        /// Position of the first token in the source.
+        start: u64,
+        /// Number of targets, at most S.
+        targets: usize,
+    },
+    /// Whole documents, with S inputs at most.
+    Documents(&'w [Document]),
+}
+
+impl Window<'_> {
+    /// Position of the first token in the source.
+    pub(super) fn position(&self) -> u64 {
+        match self {
+            Window::Range { start, .. } => *start,
+            Window::Documents(documents) => documents[0].start,
+        }
+    }
+}
+
+impl Windows {
+    /// Number of windows.
+    pub(super) fn count(&self) -> u64 {
+        match self {
+            Windows::Ranges(ranges) => ranges.count,
+            Windows::Bins(bins) => bins.count(),
+        }
+    }
+
+    /// What window number `window` holds.
+    pub(super) fn locate(&self, window: u64) -> Window<'_> {
+        match self {
+            Windows::Ranges(ranges) => {
+                let (start, targets) = ranges.locate(window);
+                Window::Range { start, targets }
+            }
+            Windows::Bins(bins) => Window::Documents(bins.documents(window)),
+        }
+    }
+
+    /// Inputs and trained targets of window number `window`.
+    pub(super) fn counts(&self, window: u64) -> TokenCounts {
+        match self {
+            Windows::Ranges(ranges) => {
+                let targets = ranges.locate(window).1 as u64;
+                TokenCounts { inputs: targets, trained: targets }
+            }
+            Windows::Bins(bins) => bins.counts(window),
+        }
+    }
+
+    /// Hash of the bins; `None` for parts of the stream, which follow from their number.
+    pub(super) fn hash(&self) -> Option<u64> {
+        match self {
+            Windows::Ranges(_) => None,
+            Windows::Bins(bins) => Some(bins.hash()),
+        }
+    }
+}
+
 /// Windows over ranges of a token stream. Window w of a range that starts at p has the inputs `p + w S .. p +
 /// (w+1) S` and the targets shifted by one, so each token of a range except the first is a target once.
 #[derive(Debug, Clone)]
-pub(super) struct Windows {
+pub(super) struct RangeWindows {
     ranges: Ranges,
     /// Index of each range's first window.
     first: Vec<u64>,
@@ -125,8 +200,8 @@ pub(super) struct Windows {
     seq_len: u64,
 }
 
-impl Windows {
-    pub(super) fn new(ranges: Ranges, seq_len: usize, last: Remainder) -> Windows {
+impl RangeWindows {
+    pub(super) fn new(ranges: Ranges, seq_len: usize, last: Remainder) -> RangeWindows {
         let seq_len = seq_len as u64;
         let mut count = 0;
         let mut first = Vec::with_capacity(ranges.len());
@@ -138,16 +213,11 @@ impl Windows {
                 Remainder::ShortWindow => targets.div_ceil(seq_len),
             };
         }
-        Windows { ranges, first, count, seq_len }
-    }
-
-    /// Number of windows.
-    pub(super) fn count(&self) -> u64 {
-        self.count
+        RangeWindows { ranges, first, count, seq_len }
     }
 
     /// Position of the window's first token, and its number of targets.
-    pub(super) fn locate(&self, window: u64) -> (u64, usize) {
+    fn locate(&self, window: u64) -> (u64, usize) {
         let number = self.first.partition_point(|&first| first <= window) - 1;
         let range = &self.ranges[number];
         let start = range.start + (window - self.first[number]) * self.seq_len;
@@ -228,9 +298,9 @@ mod tests {
         #[test]
         fn blocks_leave_few_tokens_unused(tokens in 1_000_u64..1_000_000, seq_len in 16_usize..10_000) {
             let (train, valid) = split(0.005, tokens, seq_len).unwrap();
-            let windows = Windows::new(train, seq_len, Remainder::Drop);
+            let windows = RangeWindows::new(train, seq_len, Remainder::Drop);
             let held: u64 = valid.iter().map(|range| range.end - range.start).sum();
-            let unused = tokens - held - windows.count() * seq_len as u64;
+            let unused = tokens - held - windows.count * seq_len as u64;
             // An unsplit text loses up to one sequence; blocks lose at most one sequence in 32.
             prop_assert!(unused <= (seq_len as u64).max(tokens / 32 + 16), "{unused} of {tokens}");
         }
@@ -242,13 +312,13 @@ mod tests {
             let mut at = 0;
             let ranges: Ranges = lengths.iter().map(|length| { at += length + 3; at - length..at }).collect();
             let expected: Vec<u64> = ranges.iter().flat_map(|range| range.clone().skip(1)).collect();
-            let windows = Windows::new(ranges.clone(), seq_len, Remainder::ShortWindow);
-            let targets = |windows: &Windows| -> Vec<u64> {
-                (0..windows.count()).map(|w| windows.locate(w)).flat_map(|(p, n)| p + 1..p + 1 + n as u64).collect()
+            let windows = RangeWindows::new(ranges.clone(), seq_len, Remainder::ShortWindow);
+            let targets = |windows: &RangeWindows| -> Vec<u64> {
+                (0..windows.count).map(|w| windows.locate(w)).flat_map(|(p, n)| p + 1..p + 1 + n as u64).collect()
             };
             prop_assert_eq!(targets(&windows), expected);
-            let full = Windows::new(ranges, seq_len, Remainder::Drop);
-            prop_assert!((0..full.count()).all(|w| full.locate(w).1 == seq_len));
+            let full = RangeWindows::new(ranges, seq_len, Remainder::Drop);
+            prop_assert!((0..full.count).all(|w| full.locate(w).1 == seq_len));
         }
     }
 }

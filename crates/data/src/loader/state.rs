@@ -33,6 +33,9 @@ pub struct SourceState {
     pub windows: u64,
     /// Number of samples taken from it.
     pub samples: u64,
+    /// Hash of its windows of whole documents, in hexadecimal; absent where windows are parts of the stream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bins: Option<String>,
 }
 
 impl Loader {
@@ -45,6 +48,7 @@ impl Loader {
             weight: source.weight,
             windows: source.windows.count(),
             samples,
+            bins: source.windows.hash().map(|hash| format!("{hash:016x}")),
         });
         LoaderState {
             samples,
@@ -95,6 +99,9 @@ impl Loader {
                 return refuse(format!(
                     "{name} had {before} training sequences, now {now}: other tokens are held out"
                 ));
+            }
+            if now.bins != before.bins {
+                return refuse(format!("the documents of {} are packed into other windows", now.name));
             }
             if now.samples != before.samples {
                 return refuse(format!("{} gave {} samples, not {}", now.name, before.samples, now.samples));

@@ -1,14 +1,15 @@
-//! Validation sequences: held-out tokens in order.
+//! Validation sequences: held-out tokens or documents in order.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::batch::{Batch, DocumentMask, IGNORED_TARGET};
-use super::split::{Remainder, Windows};
+use super::bins::{self, Bins, Packing};
+use super::split::{RangeWindows, Remainder, Windows};
 use crate::error::{DataError, Result};
 use crate::stream::TokenStream;
 
-/// Sequences for evaluation. Every token except the first of each range is a target exactly once.
+/// Sequences for evaluation. Every token except the first of each range or document is a target at most once.
 #[derive(Debug, Clone)]
 pub struct Validation {
     parts: Vec<(Arc<dyn TokenStream>, Windows)>,
@@ -19,21 +20,35 @@ pub struct Validation {
 }
 
 impl Validation {
-    /// All tokens of `streams`, in order.
+    /// All tokens of `streams`, in order, each packed as it says.
     ///
     /// # Errors
-    /// A sequence length of 0; streams without targets.
-    pub fn new(streams: Vec<Arc<dyn TokenStream>>, seq_len: usize, mask: DocumentMask) -> Result<Validation> {
+    /// A sequence length of 0; streams without targets; documents that are too long, where that is an error.
+    pub fn new(
+        streams: Vec<(Arc<dyn TokenStream>, Packing)>,
+        seq_len: usize,
+        mask: DocumentMask,
+    ) -> Result<Validation> {
         if seq_len == 0 {
             return Err(DataError::invalid("the sequence length is 0", "set at least 1"));
         }
-        let with_all_tokens = |stream: Arc<dyn TokenStream>| {
-            let all = std::iter::once(0..stream.token_count()).collect();
-            (stream, all)
-        };
-        let names: Vec<String> = streams.iter().map(|stream| stream.name().to_owned()).collect();
-        let validation =
-            Validation::from_parts(streams.into_iter().map(with_all_tokens).collect(), seq_len, mask);
+        let names: Vec<String> = streams.iter().map(|(stream, _)| stream.name().to_owned()).collect();
+        let mut parts = Vec::with_capacity(streams.len());
+        for (stream, packing) in streams {
+            let windows = match packing {
+                Packing::Stream => {
+                    let all = std::iter::once(0..stream.token_count()).collect();
+                    Windows::Ranges(RangeWindows::new(all, seq_len, Remainder::ShortWindow))
+                }
+                Packing::Whole(too_long) | Packing::One(too_long) => {
+                    let documents = bins::find_documents(&*stream, seq_len, too_long, None)?.train;
+                    let one_each = matches!(packing, Packing::One(_));
+                    Windows::Bins(Bins::new(&documents, seq_len, 0, one_each))
+                }
+            };
+            parts.push((stream, windows));
+        }
+        let validation = Validation::from_parts(parts, seq_len, mask);
         if validation.used == 0 {
             let problem = format!("{}: fewer than two tokens, too few for validation", names.join(", "));
             return Err(DataError::invalid(problem, "name more text"));
@@ -42,12 +57,10 @@ impl Validation {
     }
 
     pub(super) fn from_parts(
-        parts: Vec<(Arc<dyn TokenStream>, Vec<Range<u64>>)>,
+        parts: Vec<(Arc<dyn TokenStream>, Windows)>,
         seq_len: usize,
         mask: DocumentMask,
     ) -> Validation {
-        let windows = |ranges| Windows::new(ranges, seq_len, Remainder::ShortWindow);
-        let parts: Vec<_> = parts.into_iter().map(|(stream, ranges)| (stream, windows(ranges))).collect();
         let used = parts.iter().map(|(_, windows)| windows.count()).sum();
         Validation { parts, seq_len, mask, used }
     }
@@ -94,8 +107,9 @@ impl Validation {
         let mut batch = Batch::with_capacity(count, self.seq_len);
         for number in first..first + count as u64 {
             if number < self.used {
-                let (part, start, targets) = self.locate(number)?;
-                batch.push(self.parts[part].0.as_ref(), start, targets, self.mask)?;
+                let (part, window) = self.locate(number)?;
+                let (stream, windows) = &self.parts[part];
+                batch.push(stream.as_ref(), windows.locate(window), self.mask)?;
             } else {
                 batch.push_padding();
             }
@@ -129,29 +143,32 @@ impl Validation {
         Ok(entropy_nats(&counts))
     }
 
-    /// Bytes of text that the targets encode; `None` if a source does not know its own. A part of a source
-    /// counts in proportion to its targets, because bytes per token differ between sources.
+    /// Bytes of text that the targets encode; `None` if a source does not know its own or has untrained
+    /// tokens, whose text nobody scores. A part of a source counts in proportion to its targets, because
+    /// bytes per token differ between sources.
     pub fn text_bytes(&self) -> Result<Option<f64>> {
         let mut targets = vec![0_u64; self.parts.len()];
         for number in 0..self.used {
-            let (part, _, here) = self.locate(number)?;
-            targets[part] += here as u64;
+            let (part, window) = self.locate(number)?;
+            targets[part] += self.parts[part].1.counts(window).trained;
         }
         let bytes = self.parts.iter().zip(targets).map(|((stream, _), targets)| {
+            if stream.has_untrained() {
+                return None;
+            }
             let all = stream.token_count().saturating_sub(1).max(1);
             Some(stream.text_bytes()? as f64 * targets as f64 / all as f64)
         });
         Ok(bytes.sum())
     }
 
-    /// Part, start position and number of targets of sequence `number`.
-    fn locate(&self, number: u64) -> Result<(usize, u64, usize)> {
+    /// Part of sequence `number`, and its window in that part.
+    fn locate(&self, number: u64) -> Result<(usize, u64)> {
         let total: u64 = self.parts.iter().map(|(_, windows)| windows.count()).sum();
         let mut window = (u128::from(number) * u128::from(total) / u128::from(self.used)) as u64;
         for (part, (_, windows)) in self.parts.iter().enumerate() {
             if window < windows.count() {
-                let (start, targets) = windows.locate(window);
-                return Ok((part, start, targets));
+                return Ok((part, window));
             }
             window -= windows.count();
         }

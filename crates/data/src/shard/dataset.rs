@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::header::SHARD_VERSION;
+use super::header::{MASKED_SHARD_VERSION, SHARD_VERSION};
 use super::reader::Shard;
 use crate::error::{DataError, Result};
 use crate::files;
@@ -101,10 +101,10 @@ impl Dataset {
         }
         let index: DatasetIndex = files::read_json(&index_path, ADVICE)?;
         let corrupt = |problem: String| DataError::corrupt(&index_path, problem, ADVICE);
-        if index.version != SHARD_VERSION {
-            let version = index.version;
+        let version = index.version;
+        if version != SHARD_VERSION && version != MASKED_SHARD_VERSION {
             return Err(corrupt(format!(
-                "its version is {version}, but this program reads version {SHARD_VERSION}"
+                "its version is {version}, but this program reads versions {SHARD_VERSION} and {MASKED_SHARD_VERSION}"
             )));
         }
         let mut shards = Vec::with_capacity(index.shards.len());
@@ -121,6 +121,7 @@ impl Dataset {
             let header = shard.header();
             let same = ShardEntry::from_shard(entry.file.clone(), &shard) == *entry
                 && files::hex(&header.tokenizer_hash) == index.tokenizer
+                && header.version() == version
                 && header.vocab_size == index.vocab_size
                 && header.end_of_document == index.end_of_document;
             if !same {
@@ -254,6 +255,30 @@ impl Dataset {
         &self.index.made_from
     }
 
+    /// Reads `out.len()` values at position `start`, shard by shard.
+    fn read_by_shard<T>(
+        &self,
+        start: u64,
+        out: &mut [T],
+        read: impl Fn(&Shard, u64, &mut [T]) -> Result<()>,
+    ) -> Result<()> {
+        if start.checked_add(out.len() as u64).is_none_or(|end| end > self.index.tokens) {
+            return Err(past_the_end(self, start, out.len()));
+        }
+        let (mut at, mut out) = (start, out);
+        while !out.is_empty() {
+            let number = self.shard_at(at);
+            let shard = &self.shards[number];
+            let inside = at - self.starts[number];
+            let in_shard = (shard.header().token_count - inside).min(out.len() as u64);
+            let (now, later) = out.split_at_mut(in_shard as usize);
+            read(shard, inside, now)?;
+            at += in_shard;
+            out = later;
+        }
+        Ok(())
+    }
+
     /// Index of the shard that holds position `at`.
     fn shard_at(&self, at: u64) -> usize {
         self.starts.partition_point(|&start| start <= at).saturating_sub(1)
@@ -282,21 +307,15 @@ impl TokenStream for Dataset {
     }
 
     fn read(&self, start: u64, out: &mut [i32]) -> Result<()> {
-        if start.checked_add(out.len() as u64).is_none_or(|end| end > self.index.tokens) {
-            return Err(past_the_end(self, start, out.len()));
-        }
-        let (mut at, mut out) = (start, out);
-        while !out.is_empty() {
-            let number = self.shard_at(at);
-            let shard = &self.shards[number];
-            let inside = at - self.starts[number];
-            let in_shard = (shard.header().token_count - inside).min(out.len() as u64);
-            let (now, later) = out.split_at_mut(in_shard as usize);
-            shard.read(inside, now)?;
-            at += in_shard;
-            out = later;
-        }
-        Ok(())
+        self.read_by_shard(start, out, Shard::read)
+    }
+
+    fn trained(&self, start: u64, out: &mut [bool]) -> Result<()> {
+        self.read_by_shard(start, out, Shard::trained)
+    }
+
+    fn has_untrained(&self) -> bool {
+        self.shards.iter().any(|shard| shard.header().trained_count.is_some())
     }
 
     fn document_ends(&self, range: Range<u64>, out: &mut Vec<u64>) -> Result<()> {

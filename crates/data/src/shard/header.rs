@@ -5,8 +5,12 @@ use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"XTRSHARD";
-/// Version of the format that this crate writes and reads.
+/// Version of a shard whose tokens are all trained.
 pub const SHARD_VERSION: u32 = 1;
+/// Version of a shard with one bit for each token that says whether it is trained.
+pub const MASKED_SHARD_VERSION: u32 = 2;
+/// The flag of a shard with a bit for each token.
+const HAS_TRAINED_BITS: u64 = 1;
 /// Size of a header; the tokens follow it.
 pub(super) const HEADER_BYTES: usize = 256;
 /// Bytes that one checksum covers.
@@ -55,6 +59,8 @@ pub struct ShardHeader {
     pub document_count: u64,
     /// Bytes of text that the tokens encode.
     pub text_bytes: u64,
+    /// Number of trained tokens, if the shard has a bit for each token; `None` if all are trained.
+    pub trained_count: Option<u64>,
     /// Checksum of the table of checksums, which makes the header's checksum cover the whole content.
     pub(super) table_checksum: u64,
 }
@@ -69,7 +75,7 @@ impl ShardHeader {
             at += field.len();
         };
         put(MAGIC);
-        put(&SHARD_VERSION.to_le_bytes());
+        put(&self.version().to_le_bytes());
         put(&(self.width.bytes() as u32).to_le_bytes());
         put(&self.tokenizer_hash);
         for field in [self.vocab_size, self.end_of_document, self.largest_token, 0] {
@@ -78,6 +84,10 @@ impl ShardHeader {
         let [tokens, documents, text] = [self.token_count, self.document_count, self.text_bytes];
         for field in [tokens, documents, text, CHUNK_BYTES, self.table_checksum] {
             put(&field.to_le_bytes());
+        }
+        if let Some(trained) = self.trained_count {
+            put(&HAS_TRAINED_BITS.to_le_bytes());
+            put(&trained.to_le_bytes());
         }
         let sum = xxh3_64(&bytes[..HEADER_BYTES - 8]);
         bytes[HEADER_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
@@ -91,10 +101,11 @@ impl ShardHeader {
         if &bytes[..8] != MAGIC {
             return Err("it does not start with the magic bytes of a token shard".to_owned());
         }
-        if u32_at(8) != SHARD_VERSION {
+        let version = u32_at(8);
+        if version != SHARD_VERSION && version != MASKED_SHARD_VERSION {
             return Err(format!(
-                "its version is {}, but this program reads version {SHARD_VERSION}",
-                u32_at(8)
+                "its version is {version}, but this program reads versions {SHARD_VERSION} and \
+                 {MASKED_SHARD_VERSION}"
             ));
         }
         if xxh3_64(&bytes[..HEADER_BYTES - 8]) != u64_at(HEADER_BYTES - 8) {
@@ -108,6 +119,11 @@ impl ShardHeader {
         if u64_at(88) != CHUNK_BYTES {
             return Err(format!("it has checksums over {} bytes", u64_at(88)));
         }
+        let trained_count = match (version, u64_at(104)) {
+            (SHARD_VERSION, _) => None,
+            (_, HAS_TRAINED_BITS) => Some(u64_at(112)),
+            (_, other) => return Err(format!("it has flags {other}, which this program does not know")),
+        };
         let mut tokenizer_hash = [0; 32];
         tokenizer_hash.copy_from_slice(&bytes[16..48]);
         let header = ShardHeader {
@@ -119,6 +135,7 @@ impl ShardHeader {
             token_count: u64_at(64),
             document_count: u64_at(72),
             text_bytes: u64_at(80),
+            trained_count,
             table_checksum: u64_at(96),
         };
         if header.token_count > 0 && header.largest_token >= header.vocab_size {
@@ -127,7 +144,15 @@ impl ShardHeader {
                 header.largest_token, header.vocab_size
             ));
         }
+        if header.trained_count > Some(header.token_count) {
+            return Err("it counts more trained tokens than tokens".to_owned());
+        }
         Ok(header)
+    }
+
+    /// Version of the format that holds this shard.
+    pub(super) fn version(&self) -> u32 {
+        if self.trained_count.is_some() { MASKED_SHARD_VERSION } else { SHARD_VERSION }
     }
 
     /// The header's own checksum, which covers the whole content through the table of checksums.
@@ -139,12 +164,16 @@ impl ShardHeader {
     pub(super) fn layout(&self) -> Option<FileLayout> {
         let start = HEADER_BYTES as u64;
         let tokens_end = self.token_count.checked_mul(self.width.bytes() as u64)?.checked_add(start)?;
-        let ends_start = tokens_end.checked_next_multiple_of(8)?;
+        let bits_start = tokens_end.checked_next_multiple_of(8)?;
+        let bits = if self.trained_count.is_some() { self.token_count.div_ceil(8) } else { 0 };
+        let bits_end = bits_start.checked_add(bits)?;
+        let ends_start = bits_end.checked_next_multiple_of(8)?;
         let ends_end = self.document_count.checked_mul(8)?.checked_add(ends_start)?;
         let chunk_count = (ends_end - start).div_ceil(CHUNK_BYTES);
         let file_bytes = ends_end.checked_add(chunk_count * 8)?;
         Some(FileLayout {
             tokens: start..tokens_end,
+            trained: bits_start..bits_end,
             ends: ends_start..ends_end,
             data: start..ends_end,
             table: ends_end..file_bytes,
@@ -157,9 +186,11 @@ impl ShardHeader {
 pub(super) struct FileLayout {
     /// The tokens.
     pub(super) tokens: Range<u64>,
+    /// One bit for each token, the lowest bit of a byte first; empty if all tokens are trained.
+    pub(super) trained: Range<u64>,
     /// Positions after each document's last token, counted from the shard's first token.
     pub(super) ends: Range<u64>,
-    /// Tokens, padding and ends, which the checksums cover.
+    /// Tokens, bits, padding and ends, which the checksums cover.
     pub(super) data: Range<u64>,
     /// The checksums, up to the end of the file.
     pub(super) table: Range<u64>,

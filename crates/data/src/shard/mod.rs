@@ -10,6 +10,6 @@ mod writer;
 
 pub use dataset::Dataset;
 pub(crate) use dataset::{DatasetIndex, INDEX_FILE, ShardEntry};
-pub use header::{SHARD_VERSION, ShardHeader, TokenWidth};
+pub use header::{MASKED_SHARD_VERSION, SHARD_VERSION, ShardHeader, TokenWidth};
 pub use reader::Shard;
 pub use writer::ShardWriter;

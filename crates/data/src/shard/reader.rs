@@ -115,6 +115,34 @@ impl Shard {
         Ok(())
     }
 
+    /// Reads whether tokens are trained, for `out.len()` tokens at position `start` of this shard. All tokens
+    /// of a shard without bits are.
+    ///
+    /// # Errors
+    /// A read past the end, a file that shrank, a damaged block.
+    pub fn trained(&self, start: u64, out: &mut [bool]) -> Result<()> {
+        let end = start.checked_add(out.len() as u64).filter(|&end| end <= self.header.token_count);
+        let Some(end) = end else {
+            let (len, count, name) = (out.len(), self.header.token_count, self.path.display());
+            return Err(DataError::Internal(format!(
+                "a read of {len} bits at {start} of {name}, which has {count} tokens"
+            )));
+        };
+        if self.header.trained_count.is_none() || out.is_empty() {
+            out.fill(true);
+            return Ok(());
+        }
+        let (first, last) = (start / 8, end.div_ceil(8));
+        let mut bytes = vec![0; (last - first) as usize];
+        self.read_verified(self.layout.trained.start + first, &mut bytes)?;
+        let skipped = (start - first * 8) as usize;
+        for (at, out) in out.iter_mut().enumerate() {
+            let bit = skipped + at;
+            *out = bytes[bit / 8] >> (bit % 8) & 1 == 1;
+        }
+        Ok(())
+    }
+
     /// Appends the positions in `range` at which a document has ended (the position after its last token),
     /// ascending. Positions count from this shard's first token, and include the one after its last token.
     ///
@@ -185,7 +213,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Reads bytes of the tokens or document ends at offset `start`, and verifies blocks that are read for
+    /// Reads bytes of the tokens, bits or document ends at offset `start`, and verifies blocks that are read for
     /// the first time.
     fn read_verified(&self, start: u64, out: &mut [u8]) -> Result<()> {
         let block = |at: u64| ((at - self.layout.data.start) / CHUNK_BYTES) as usize;

@@ -20,17 +20,32 @@ pub struct ShardWriter {
     temporary: Temporary,
     file: BufWriter<File>,
     header: ShardHeader,
+    /// One bit for each token, if the shard has them: true for trained tokens.
+    trained: Option<BitVec>,
     /// Position after each document's last token.
     ends: Vec<u64>,
     sums: ChunkSums,
 }
 
 impl ShardWriter {
-    /// Creates the temporary file of the shard `path`.
+    /// Creates the temporary file of the shard `path`, whose tokens are all trained.
     ///
     /// # Errors
     /// The file cannot be created.
     pub fn create(path: &Path, tokenizer: &Tokenizer) -> Result<ShardWriter> {
+        ShardWriter::create_with(path, tokenizer, None)
+    }
+
+    /// Creates the temporary file of the shard `path`, with a bit for each token that says whether it is
+    /// trained.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn create_masked(path: &Path, tokenizer: &Tokenizer) -> Result<ShardWriter> {
+        ShardWriter::create_with(path, tokenizer, Some(BitVec::default()))
+    }
+
+    fn create_with(path: &Path, tokenizer: &Tokenizer, trained: Option<BitVec>) -> Result<ShardWriter> {
         let temporary = Temporary::file(path)?;
         let file = temporary.handle().try_clone().map_err(DataError::io(path, "create the shard"))?;
         let header = ShardHeader {
@@ -42,6 +57,7 @@ impl ShardWriter {
             token_count: 0,
             document_count: 0,
             text_bytes: 0,
+            trained_count: trained.as_ref().map(|_| 0),
             table_checksum: 0,
         };
         let mut writer = ShardWriter {
@@ -49,6 +65,7 @@ impl ShardWriter {
             temporary,
             file: BufWriter::with_capacity(1 << 20, file),
             header,
+            trained,
             ends: Vec::new(),
             sums: ChunkSums::default(),
         };
@@ -56,11 +73,40 @@ impl ShardWriter {
         Ok(writer)
     }
 
-    /// Appends tokens of the current document, which encode `text_bytes` bytes of text.
+    /// Appends tokens of the current document, which encode `text_bytes` bytes of text. All are trained.
     ///
     /// # Errors
     /// A token outside the vocabulary; a full disk.
     pub fn push(&mut self, tokens: &[u32], text_bytes: u64) -> Result<()> {
+        self.push_tokens(tokens, text_bytes)?;
+        if let Some(bits) = &mut self.trained {
+            tokens.iter().for_each(|_| bits.push(true));
+        }
+        Ok(())
+    }
+
+    /// Appends a whole document without an end-of-document token: `trained` says which of its tokens are
+    /// trained. The first one is no target, so its bit has another meaning: it is set if the document belongs
+    /// to the conversation of the document before.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary; a full disk; a shard whose tokens are all trained; other lengths.
+    pub fn push_document(&mut self, tokens: &[u32], trained: &[bool], text_bytes: u64) -> Result<()> {
+        if self.trained.is_none() || tokens.len() != trained.len() {
+            let (tokens, bits, has) = (tokens.len(), trained.len(), self.trained.is_some());
+            return Err(DataError::Internal(format!(
+                "a document of {tokens} tokens with {bits} bits; the shard has bits: {has}"
+            )));
+        }
+        self.push_tokens(tokens, text_bytes)?;
+        if let Some(bits) = &mut self.trained {
+            trained.iter().for_each(|&bit| bits.push(bit));
+        }
+        self.record_end();
+        Ok(())
+    }
+
+    fn push_tokens(&mut self, tokens: &[u32], text_bytes: u64) -> Result<()> {
         let Some(&largest) = tokens.iter().max() else { return Ok(()) };
         if largest >= self.header.vocab_size {
             let at = self.header.token_count;
@@ -84,9 +130,13 @@ impl ShardWriter {
     /// A full disk.
     pub fn end_document(&mut self) -> Result<()> {
         self.push(&[self.header.end_of_document], 0)?;
+        self.record_end();
+        Ok(())
+    }
+
+    fn record_end(&mut self) {
         self.header.document_count += 1;
         self.ends.push(self.header.token_count);
-        Ok(())
     }
 
     /// Number of tokens so far.
@@ -106,6 +156,11 @@ impl ShardWriter {
     pub fn finish(mut self) -> Result<ShardHeader> {
         let tokens_bytes = self.header.token_count as usize * self.header.width.bytes();
         self.write_data(&[0; 8][..tokens_bytes.next_multiple_of(8) - tokens_bytes])?;
+        if let Some(bits) = self.trained.take() {
+            self.header.trained_count = Some(bits.ones);
+            self.write_data(&bits.bytes)?;
+            self.write_data(&[0; 8][..bits.bytes.len().next_multiple_of(8) - bits.bytes.len()])?;
+        }
         let ends: Vec<u8> = std::mem::take(&mut self.ends).into_iter().flat_map(u64::to_le_bytes).collect();
         self.write_data(&ends)?;
         let table: Vec<u8> =
@@ -129,6 +184,27 @@ impl ShardWriter {
 
     fn write_raw(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(DataError::io(&self.path, "write the shard"))
+    }
+}
+
+/// Bits in bytes, the lowest bit of a byte first.
+#[derive(Debug, Default)]
+struct BitVec {
+    bytes: Vec<u8>,
+    count: u64,
+    ones: u64,
+}
+
+impl BitVec {
+    fn push(&mut self, bit: bool) {
+        if self.count % 8 == 0 {
+            self.bytes.push(0);
+        }
+        if let Some(last) = self.bytes.last_mut() {
+            *last |= u8::from(bit) << (self.count % 8);
+        }
+        self.count += 1;
+        self.ones += u64::from(bit);
     }
 }
 

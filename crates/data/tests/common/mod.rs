@@ -13,6 +13,8 @@ use xtrain_data::{Result, TokenStream};
 pub struct MemoryTokens {
     name: String,
     tokens: Vec<i32>,
+    /// Empty if all tokens are trained.
+    trained: Vec<bool>,
     ends: Vec<u64>,
     vocab_size: usize,
     text_bytes: Option<u64>,
@@ -30,6 +32,7 @@ impl MemoryTokens {
         let mut packed = MemoryTokens {
             name: name.into(),
             tokens: Vec::new(),
+            trained: Vec::new(),
             ends: Vec::new(),
             vocab_size,
             text_bytes: None,
@@ -44,6 +47,22 @@ impl MemoryTokens {
         let tokens_hash = xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(&packed.tokens));
         packed.fingerprint =
             xxhash_rust::xxh3::xxh3_64_with_seed(bytemuck::cast_slice(&packed.ends), tokens_hash);
+        packed
+    }
+
+    /// Documents without end tokens, with a bit for each token.
+    pub fn masked(name: &str, documents: &[(Vec<u32>, Vec<bool>)], vocab_size: usize) -> MemoryTokens {
+        let mut packed = MemoryTokens::from_documents(name, Vec::<Vec<u32>>::new(), 0, vocab_size);
+        for (tokens, trained) in documents {
+            packed.tokens.extend(tokens.iter().map(|&token| token as i32));
+            packed.trained.extend(trained);
+            packed.ends.push(packed.token_count());
+        }
+        let bits: Vec<u8> = packed.trained.iter().map(|&bit| bit.into()).collect();
+        packed.fingerprint =
+            [bytemuck::cast_slice(&packed.tokens), &bits, bytemuck::cast_slice(&packed.ends)]
+                .into_iter()
+                .fold(0, |seed, bytes| xxhash_rust::xxh3::xxh3_64_with_seed(bytes, seed));
         packed
     }
 
@@ -80,6 +99,19 @@ impl TokenStream for MemoryTokens {
         let tokens = range.and_then(|range| self.tokens.get(range));
         out.copy_from_slice(tokens.expect("a read within the stream"));
         Ok(())
+    }
+
+    fn trained(&self, start: u64, out: &mut [bool]) -> Result<()> {
+        let start = start as usize;
+        match self.trained.get(start..start + out.len()) {
+            Some(trained) => out.copy_from_slice(trained),
+            None => out.fill(true),
+        }
+        Ok(())
+    }
+
+    fn has_untrained(&self) -> bool {
+        !self.trained.is_empty()
     }
 
     fn document_ends(&self, range: Range<u64>, out: &mut Vec<u64>) -> Result<()> {

@@ -127,12 +127,12 @@ impl Run {
         // Of the steps since the last report.
         let trained = std::mem::take(&mut self.position.trained);
         if names.len() > 1 {
-            let taken = loader.tokens_taken(samples).into_iter().zip(loader.epochs(samples));
-            sources.extend(names.iter().zip(taken).enumerate().map(|(n, (name, (tokens, epoch)))| {
+            let taken = loader.taken(samples).into_iter().zip(loader.epochs(samples));
+            sources.extend(names.iter().zip(taken).enumerate().map(|(n, (name, (taken, epoch)))| {
                 SourceMetrics {
                     step,
                     name: (*name).to_owned(),
-                    tokens: Some(tokens),
+                    tokens: Some(taken.inputs),
                     epoch: Some(epoch),
                     train_loss: trained.get(n).and_then(SourceTally::mean),
                     loss: None,

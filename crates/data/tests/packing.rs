@@ -185,8 +185,6 @@ fn a_run_resumes_with_its_windows_only() {
         masked.resume(&whole.state(2)).unwrap_err().to_string().contains("the tokens of chats are not those")
     );
     // The same number of windows with other documents in them.
-    let mut seed = options(None);
-    seed.seed = 3;
     let mut state = whole.state(2);
     state.sources[0].bins = Some("0".to_owned());
     let error = whole.resume(&state).unwrap_err().to_string();

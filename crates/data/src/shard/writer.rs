@@ -197,7 +197,7 @@ struct BitVec {
 
 impl BitVec {
     fn push(&mut self, bit: bool) {
-        if self.count % 8 == 0 {
+        if self.count.is_multiple_of(8) {
             self.bytes.push(0);
         }
         if let Some(last) = self.bytes.last_mut() {

@@ -109,14 +109,13 @@ impl Rewriter {
         let close = if source.starts_with("{{") { "}}" } else { "%}" };
         let mark = &source[2..][..usize::from(source[2..].starts_with(['-', '+']))];
         let start = 2 + mark.len();
-        if close == "%}" && source[start..].trim_start().starts_with("raw") {
-            if let Some((body, len)) = raw_block(&source[start..]) {
-                let (begin, rest) = source[..start + len].split_at(start + body);
-                // Jinja2 does not remove the line break after the start, `minijinja` removes one.
-                let first = if rest.starts_with('\n') && !begin.ends_with("-%}") { "\n" } else { "" };
-                self.out.source.extend([begin, first, rest]);
-                return Ok(start + len);
-            }
+        let raw = (close == "%}").then(|| raw_block(&source[start..])).flatten();
+        if let Some((body, len)) = raw {
+            let (begin, rest) = source[..start + len].split_at(start + body);
+            // Jinja2 does not remove the line break after the start, `minijinja` removes one.
+            let first = if rest.starts_with('\n') && !begin.ends_with("-%}") { "\n" } else { "" };
+            self.out.source.extend([begin, first, rest]);
+            return Ok(start + len);
         }
         let (tokens, len) = tokens(&source[start..], close, line)?;
         let end = &source[start + len..];

@@ -12,7 +12,7 @@ use xtrain_data::Validation;
 use xtrain_report::metrics::{EvalMetrics, SourceMetrics};
 use xtrain_step::spans::step_span;
 
-/// What a run is evaluated with.
+/// The evaluation of a run: its program for validation data, and its prompts.
 pub(super) struct Evaluation {
     /// For validation data, if there are any.
     pub(super) evaluator: Option<Evaluator>,

@@ -7,7 +7,7 @@
 
 use super::evaluation::Evaluation;
 use super::observer::{Observer, Start};
-use super::reporting::{Reports, outputs};
+use super::reporting::Reports;
 use super::saturation::Saturation;
 use super::settings::Settings;
 use super::setup::{Loaded, Setup, prompts};
@@ -85,7 +85,7 @@ pub(super) fn open(
     let records = stages.all("records", || setup.sink_start(&position, &config, steps))?;
     let config_text = commented(&config, &chosen);
     let (sink, live) = stages.all("outputs", || {
-        outputs(&setup, &config, &config_text, &corpus.texts, position.step, records, &command)
+        setup.outputs(&config, &config_text, &corpus.texts, position.step, records, &command)
     })?;
     position.divergence.begin(learner.spec().model.vocab_size);
     let (model, balance_loss) = (&learner.spec().model, config.experts.balance_loss);

@@ -3,17 +3,12 @@
 use super::Run;
 use super::observer::Observer;
 use super::saturation::Saturation;
-use super::setup::Setup;
-use crate::corpus::RecordedText;
 use crate::error::RunError;
 use crate::evaluate::SourceTally;
 use std::time::Duration;
-use xtrain_config::Config;
 use xtrain_model::decoder::ExpertSums;
 use xtrain_report::LiveReport;
-use xtrain_report::metrics::{
-    Command, Event, ExpertMetrics, MetricsSink, Outputs, Record, SinkStart, SkippedStep, StepMetrics, Warning,
-};
+use xtrain_report::metrics::{Event, ExpertMetrics, MetricsSink, Record, SkippedStep, StepMetrics, Warning};
 use xtrain_step::engine::Processor;
 use xtrain_step::learner::StepResult;
 use xtrain_step::spans::step_span;
@@ -52,36 +47,6 @@ impl Hardware {
             peak_flops: processor.peak_flops().map(|peak| peak * world_size as f64),
         }
     }
-}
-
-/// Opens the metrics files and the report of a run that has made `done` steps. Only rank 0 writes any; it
-/// also starts the program `command`, and writes the files that a run folder has from its beginning.
-pub(super) fn outputs(
-    setup: &Setup<'_>,
-    config: &Config,
-    config_text: &str,
-    texts: &[RecordedText],
-    done: u64,
-    start: SinkStart,
-    command: &[String],
-) -> Result<(MetricsSink, Option<LiveReport>), RunError> {
-    let folder = &setup.folder;
-    if !setup.process_group.is_first() {
-        let none = Outputs { jsonl: false, tensorboard: false };
-        return Ok((MetricsSink::open(folder.path(), none, SinkStart::Fresh, "", None)?, None));
-    }
-    // Before anything says that a run has begun here.
-    let command = Command::start(command, folder.path())?;
-    // A run that has made steps writes the file with its next checkpoint, so that it always matches the
-    // latest one.
-    if done == 0 {
-        folder.write("config.toml", config_text)?;
-    }
-    RecordedText::save(texts, folder)?;
-    let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
-    let sink = MetricsSink::open(folder.path(), outputs, start, &config.to_toml(), command)?;
-    let live = config.log.jsonl.then(|| LiveReport::open(folder.path(), config.to_toml())).transpose()?;
-    Ok((sink, live))
 }
 
 /// The steps since the last report.

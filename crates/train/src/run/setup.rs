@@ -4,7 +4,7 @@ use super::choices;
 use super::observer::{Observer, Start};
 use super::reference::StateCopy;
 use super::reporting::Hardware;
-use crate::corpus::Corpus;
+use crate::corpus::{Corpus, RecordedText};
 use crate::error::RunError;
 use crate::evaluate::Evaluator;
 use crate::folder::RunFolder;
@@ -19,6 +19,8 @@ use xtrain_data::{DataError, TokenStream, Tokenizer};
 use xtrain_model::hf::HfConfig;
 use xtrain_planner::estimate::Device;
 use xtrain_planner::planned::{Planned, planned_for};
+use xtrain_report::LiveReport;
+use xtrain_report::metrics::{Command, MetricsSink, Outputs, SinkStart};
 use xtrain_runtime::Checks;
 use xtrain_step::engine::Processor;
 use xtrain_step::error::LearnError;
@@ -227,6 +229,36 @@ impl<'a> Setup<'a> {
             choices.extend(loaded.learner.weights().engine().choices());
             choices
         })
+    }
+
+    /// Opens the metrics files and the report of a run that has made `done` steps. Only rank 0 writes any; it
+    /// also starts the program `command`, and writes the files that a run folder has from its beginning.
+    pub(super) fn outputs(
+        &self,
+        config: &Config,
+        config_text: &str,
+        texts: &[RecordedText],
+        done: u64,
+        start: SinkStart,
+        command: &[String],
+    ) -> Result<(MetricsSink, Option<LiveReport>), RunError> {
+        let folder = &self.folder;
+        if !self.process_group.is_first() {
+            let none = Outputs { jsonl: false, tensorboard: false };
+            return Ok((MetricsSink::open(folder.path(), none, SinkStart::Fresh, "", None)?, None));
+        }
+        // Before anything says that a run has begun here.
+        let command = Command::start(command, folder.path())?;
+        // A run that has made steps writes the file with its next checkpoint, so that it always matches the
+        // latest one.
+        if done == 0 {
+            folder.write("config.toml", config_text)?;
+        }
+        RecordedText::save(texts, folder)?;
+        let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
+        let sink = MetricsSink::open(folder.path(), outputs, start, &config.to_toml(), command)?;
+        let live = config.log.jsonl.then(|| LiveReport::open(folder.path(), config.to_toml())).transpose()?;
+        Ok((sink, live))
     }
 
     /// Sets the initial weights: random ones, or those of `model.init_from`.

@@ -31,9 +31,9 @@ SUITES = [
     ("xtrain-ops", "accumulation"),
     ("xtrain-ops", "grouped"),
     ("xtrain-train", "card"),
-    ("xtrain-train", "fp8"),
-    ("xtrain-train", "fp8_head"),
-    ("xtrain-train", "lockstep"),
+    ("xtrain-step", "fp8"),
+    ("xtrain-step", "fp8_head"),
+    ("xtrain-step", "lockstep"),
     ("xtrain", "emulated"),
 ]
 # The architecture of most tests, and the architectures of a few more.
@@ -49,13 +49,13 @@ NEEDS = {
     "ops/(accumulation a_gpu|grouped|attention)": [MAIN],
     "cuda/card block_scaled_": [MAIN],
     "xtrain/": [MAIN],
-    "train/(fp8|lockstep .*(row|block))": [MAIN],
-    "train/lockstep .*fp8": [MAIN, "sm_89"],
+    "step/(fp8|lockstep .*(row|block))": [MAIN],
+    "step/lockstep .*fp8": [MAIN, "sm_89"],
     "train/card reference_segments_change_no_bit": [MAIN, "sm_89"],
     "train/card what_a_run_left_in_bf16_it_leaves_where_it_goes_on": [MAIN, "sm_89"],
 }
 # Emulated GPUs of tests that need several; 1 for others.
-DEVICES = {"ops/executor .*by_(nccl|copies)": 4, "train/lockstep .*by_(nccl|copies)": 4}
+DEVICES = {"ops/executor .*by_(nccl|copies)": 4, "step/lockstep .*by_(nccl|copies)": 4}
 # Tests that a sample always contains: the cheapest that launched every variant when `--cover` wrote the file. If kernels or names of tests have
 # changed since, the sample still launches every variant, at the price of more tests.
 COVER = pathlib.Path(__file__).with_name("cover.txt")
@@ -66,7 +66,7 @@ SHARES = {
     "cuda/card (block_scaled_)?gemms_": 0.15,
     "ops/card .*_small_": 0.18,
     "train/card ": 0.03,  # up to a minute each
-    "(train/|ops/(fused |card (scaled_matmul|attention(_grad)?)_card_))": 0.07,
+    "((step|train)/|ops/(fused |card (scaled_matmul|attention(_grad)?)_card_))": 0.07,
     "ops/card .*_card_": 0.09,
     "ops/attention ": 0.4,
     "": 1.0,
@@ -82,7 +82,7 @@ ALSO = {
     "ops/card attention_(grad_)?card_.*f32": ["sm_89"],
 }
 # Seconds of a test of each suite, if no earlier run has recorded its own; 1 for others.
-SECONDS = {"train/card": 25, "train/fp8": 10, "train/": 5, "ops/(fused|accumulation)": 3, "ops/card attention_(grad_)?card_.*bf16": 4}
+SECONDS = {"train/card": 25, "step/fp8": 10, "(step|train)/": 5, "ops/(fused|accumulation)": 3, "ops/card attention_(grad_)?card_.*bf16": 4}
 TIMEOUT = 600
 
 

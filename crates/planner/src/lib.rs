@@ -11,11 +11,13 @@
 
 pub mod advice;
 pub mod choose;
+pub mod describe;
 pub mod error;
 pub mod estimate;
 pub mod fit;
 pub mod fp8_skip;
 pub mod hf_names;
+pub mod learning_rates;
 pub mod median;
 mod memory;
 pub mod planned;

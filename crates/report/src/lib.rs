@@ -15,6 +15,7 @@
 
 mod axis;
 mod chart;
+pub mod chrome;
 mod compare;
 mod config_text;
 mod curves;

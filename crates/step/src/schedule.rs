@@ -29,6 +29,11 @@ impl Schedule {
         }
     }
 
+    /// Steps of the whole run.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
     /// True if both give the same rates from step `from` on, as far as their kinds show.
     pub fn is_like(&self, other: &Self, from: u64) -> bool {
         let is_constant = |s: &Self| s.kind == ScheduleKind::Constant && from >= s.warmup;

@@ -7,8 +7,8 @@ pub(crate) use recorded::RecordedText;
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
-use crate::paths::{cache_dir, locate, places};
-use crate::source::{OWN_TOKENIZERS, are_shards, load_tokenizer};
+use crate::paths::{Source, Sources};
+use crate::source::{OWN_TOKENIZERS, load_tokenizer};
 use crate::texts;
 use std::collections::HashSet;
 use std::io::ErrorKind;
@@ -57,16 +57,16 @@ impl Corpus {
     /// Opens everything that `[data]` names, and tokenizes text that is not in the cache yet. A `run` that is
     /// resumed keeps its tokenizer; texts that are gone are read from the cache.
     pub fn open(
-        config: &Config,
+        sources: &Sources<'_>,
         run: Option<&RunFolder>,
         notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
     ) -> Result<Self, RunError> {
-        Opening::new(config, run, Missing::Prepare(notice))?.corpus()
+        Opening::new(sources, run, Missing::Prepare(notice))?.corpus()
     }
 
     /// As [`Corpus::open`], if all of it is tokens already: shards, or texts in the cache. Writes nothing.
-    pub fn if_tokenized(config: &Config) -> Result<Option<Self>, RunError> {
-        match Opening::new(config, None, Missing::Stop)?.corpus() {
+    pub(crate) fn if_tokenized(sources: &Sources<'_>) -> Result<Option<Self>, RunError> {
+        match Opening::new(sources, None, Missing::Stop)?.corpus() {
             Err(RunError::Data(DataError::Interrupted)) => Ok(None),
             opened => opened.map(Some),
         }
@@ -78,7 +78,8 @@ impl Corpus {
         run: &RunFolder,
         notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
     ) -> Result<Self, RunError> {
-        let opening = Opening::new(config, Some(run), Missing::Prepare(notice))?;
+        let sources = Sources::resolve(config);
+        let opening = Opening::new(&sources, Some(run), Missing::Prepare(notice))?;
         Opening { examines: true, ..opening }.corpus()
     }
 
@@ -111,8 +112,9 @@ pub fn validation_of_run(
     run: &RunFolder,
     notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
 ) -> Result<Option<Validation>, RunError> {
-    let Some(valid) = &config.data.valid else { return Ok(None) };
-    let opening = Opening::new(config, Some(run), Missing::Prepare(notice))?;
+    let sources = Sources::resolve(config);
+    let Some(valid) = &sources.valid else { return Ok(None) };
+    let opening = Opening::new(&sources, Some(run), Missing::Prepare(notice))?;
     let mut opening = Opening { examines: true, ..opening };
     let inputs = opening.inputs(DataKey::Valid, valid)?;
     inputs.iter().for_each(Input::log);
@@ -122,12 +124,12 @@ pub fn validation_of_run(
 
 /// The opening of a run's data.
 struct Opening<'a> {
+    sources: &'a Sources<'a>,
     config: &'a Config,
     /// The run, if it has begun.
     run: Option<&'a RunFolder>,
     /// The texts of the run when it was last started.
     recorded: Vec<RecordedText>,
-    cache: PathBuf,
     missing: Missing<'a>,
     /// True for a verb that examines the run.
     examines: bool,
@@ -136,16 +138,20 @@ struct Opening<'a> {
 }
 
 impl<'a> Opening<'a> {
-    fn new(config: &'a Config, run: Option<&'a RunFolder>, missing: Missing<'a>) -> Result<Self, RunError> {
+    fn new(
+        sources: &'a Sources<'a>,
+        run: Option<&'a RunFolder>,
+        missing: Missing<'a>,
+    ) -> Result<Self, RunError> {
         let recorded = run.map_or(Ok(Vec::new()), RecordedText::all_of)?;
-        let cache = cache_dir(config);
-        Ok(Opening { config, run, recorded, cache, missing, examines: false, texts: Vec::new() })
+        let config = sources.config;
+        Ok(Opening { sources, config, run, recorded, missing, examines: false, texts: Vec::new() })
     }
 
     fn corpus(mut self) -> Result<Corpus, RunError> {
         let data = &self.config.data;
-        let train = self.inputs(DataKey::Train, &data.train)?;
-        let valid = data.valid.as_ref().map(|valid| self.inputs(DataKey::Valid, valid)).transpose()?;
+        let train = self.inputs(DataKey::Train, &self.sources.train)?;
+        let valid = self.sources.valid.as_ref().map(|valid| self.inputs(DataKey::Valid, valid)).transpose()?;
         if let Missing::Prepare(_) = self.missing {
             [Some(&train), valid.as_ref()].into_iter().flatten().flatten().for_each(Input::log);
         }
@@ -211,17 +217,16 @@ enum Missing<'a> {
 
 /// Refuses what [`Corpus::open`] would refuse and needs no data to be seen: a weight that is next to nothing,
 /// and a text that is both trained and validated on. What is not there is skipped.
-pub fn check(config: &Config) -> Result<(), RunError> {
-    let data = &config.data;
-    for sources in [Some(&data.train), data.valid.as_ref()].into_iter().flatten() {
-        let weights: Option<Vec<f64>> = sources.0.iter().map(|source| source.weight).collect();
+pub(crate) fn check(sources: &Sources<'_>) -> Result<(), RunError> {
+    for all in [Some(&sources.train), sources.valid.as_ref()].into_iter().flatten() {
+        let weights: Option<Vec<f64>> = all.iter().map(|source| source.named.weight).collect();
         if let Some(weights) = weights.filter(|weights| !weights.is_empty()) {
             Mixture::new(&weights)?;
         }
     }
-    let Some(valid) = &data.valid else { return Ok(()) };
-    let opening = Opening::new(config, None, Missing::Stop)?;
-    match (opening.inputs(DataKey::Train, &data.train), opening.inputs(DataKey::Valid, valid)) {
+    let Some(valid) = &sources.valid else { return Ok(()) };
+    let opening = Opening::new(sources, None, Missing::Stop)?;
+    match (opening.inputs(DataKey::Train, &sources.train), opening.inputs(DataKey::Valid, valid)) {
         (Ok(train), Ok(valid)) => refuse_shared_paths(&train, &valid),
         _ => Ok(()),
     }
@@ -280,31 +285,29 @@ enum InputData {
 impl Opening<'_> {
     /// Opens `sources`, the value of `key`. Neighbouring texts that have no weight and are read with the same
     /// options are one input, like the files of a folder: each may be shorter than a sequence.
-    fn inputs(&self, key: DataKey, sources: &DataSources) -> Result<Vec<Input>, RunError> {
-        let config = self.config;
-        let options = |source: &DataSource| input_options(config, source);
-        let are_one = |a: &DataSource, b: &DataSource| {
-            let is_mixed_by_size =
-                |source: &DataSource| source.weight.is_none() && !are_shards(config, source);
+    fn inputs(&self, key: DataKey, sources: &[Source]) -> Result<Vec<Input>, RunError> {
+        let options = |source: &Source| input_options(self.config, &source.named);
+        let are_one = |a: &Source, b: &Source| {
+            let is_mixed_by_size = |source: &Source| source.named.weight.is_none() && !source.is_shards;
             is_mixed_by_size(a) && is_mixed_by_size(b) && options(a) == options(b)
         };
-        let groups = sources.0.chunk_by(are_one);
+        let groups = sources.chunk_by(are_one);
         groups
             .map(|group| {
                 let first = &group[0];
                 // Long paths are not shortened: readers of metrics find the losses of a source by its name.
                 let name = match group.len() {
-                    1 => first.path.clone(),
-                    all => format!("{} and {} more", first.path, all - 1),
+                    1 => first.named.path.clone(),
+                    all => format!("{} and {} more", first.named.path, all - 1),
                 };
-                let (data, listing) = match are_shards(config, first) {
+                let (data, listing) = match first.is_shards {
                     true => {
-                        let dataset = Dataset::open(locate(config, &first.path))?;
+                        let dataset = Dataset::open(&first.path)?;
                         (InputData::Shards(dataset.with_name(&name)), Listing::default())
                     }
                     false => self.text(key, &name, group, options(first))?,
                 };
-                Ok(Input { name, weight: first.weight, data, listing })
+                Ok(Input { name, weight: first.named.weight, data, listing })
             })
             .collect()
     }
@@ -314,11 +317,11 @@ impl Opening<'_> {
         &self,
         key: DataKey,
         name: &str,
-        sources: &[DataSource],
+        sources: &[Source],
         options: InputOptions,
     ) -> Result<(InputData, Listing), RunError> {
         let record = RecordedText::new(sources, &options, key.split());
-        let paths: Vec<PathBuf> = sources.iter().map(|source| locate(self.config, &source.path)).collect();
+        let paths: Vec<&Path> = sources.iter().map(|source| source.path.as_path()).collect();
         let error = match texts::list(&paths, Take::OfFolders(key.split())) {
             Ok(mut listing) => {
                 if let Some(splits) = &listing.several_splits {
@@ -333,7 +336,7 @@ impl Opening<'_> {
             Err(error) => error,
         };
         match self.recorded.iter().find(|recorded| recorded.is_of(&record)) {
-            Some(recorded) if let Some(dataset) = recorded.tokens(&self.cache) => {
+            Some(recorded) if let Some(dataset) = recorded.tokens(&self.sources.cache) => {
                 tracing::info!(
                     "{name} does not exist; using its cached tokens in {}",
                     dataset.folder().display()
@@ -355,7 +358,7 @@ impl Opening<'_> {
             RunError::Data(DataError::Io { path, source, .. })
                 if source.kind() == ErrorKind::NotFound && path.is_relative() =>
             {
-                let places = places(self.config);
+                let places = self.sources.places();
                 RunError::Refused(format!("{error} ({places} the current folder); {other}"))
             }
             _ if self.examines => RunError::Refused(format!("{error}; {other}")),
@@ -454,26 +457,26 @@ impl Opening<'_> {
     /// The tokenizer of the configuration. If it would be learned from the text but there are token shards,
     /// theirs is used.
     fn chosen_tokenizer(&mut self, train: &[Input]) -> Result<Tokenizer, RunError> {
-        let config = self.config;
-        let choice = config.tokenizer();
         let shards = train.iter().find_map(|input| match &input.data {
             InputData::Shards(dataset) | InputData::Cached(dataset, _) => Some(dataset),
             InputData::Text(..) => None,
         });
-        if let (Some(dataset), TokenizerChoice::Bpe | TokenizerChoice::Chars) = (shards, &choice) {
+        if let (Some(dataset), TokenizerChoice::Bpe | TokenizerChoice::Chars) =
+            (shards, &self.sources.tokenizer)
+        {
             return Ok(dataset.tokenizer()?);
         }
-        let vocabulary = match choice {
+        let vocabulary = match &self.sources.tokenizer {
             TokenizerChoice::Path(path) => {
-                let end = config.data.end_of_document.as_deref();
-                let path = locate(config, &path);
-                let tokenizer = load_tokenizer(&path, end, OWN_TOKENIZERS)?;
-                vocabulary::check(config, &path, &tokenizer)?;
+                let end = self.config.data.end_of_document.as_deref();
+                let path = Path::new(path);
+                let tokenizer = load_tokenizer(path, end, OWN_TOKENIZERS)?;
+                vocabulary::check(self.sources, path, &tokenizer)?;
                 return Ok(tokenizer);
             }
             TokenizerChoice::Bytes => return Ok(Tokenizer::bytes()),
             TokenizerChoice::Chars => VocabularyKind::Chars,
-            TokenizerChoice::Bpe => VocabularyKind::Bpe { size: config.data.bpe_vocab_size() },
+            TokenizerChoice::Bpe => VocabularyKind::Bpe { size: self.config.data.bpe_vocab_size() },
         };
         let texts: Vec<TextFiles> = train
             .iter()
@@ -483,11 +486,13 @@ impl Opening<'_> {
             })
             .collect();
         match &mut self.missing {
-            Missing::Prepare(notice) => Ok(learn_cached(&texts, vocabulary, &self.cache, &mut |progress| {
-                notice(Notice::Learning { vocabulary, progress })
-            })?),
+            Missing::Prepare(notice) => {
+                Ok(learn_cached(&texts, vocabulary, &self.sources.cache, &mut |progress| {
+                    notice(Notice::Learning { vocabulary, progress })
+                })?)
+            }
             Missing::Stop => {
-                Ok(find_learned(&texts, vocabulary, &self.cache)?.ok_or(DataError::Interrupted)?)
+                Ok(find_learned(&texts, vocabulary, &self.sources.cache)?.ok_or(DataError::Interrupted)?)
             }
         }
     }
@@ -538,13 +543,12 @@ impl Opening<'_> {
         let options = PrepareOptions { input: options, ..PrepareOptions::default() };
         let prepared = match &mut self.missing {
             Missing::Prepare(notice) => {
-                prepare_cached(&inputs, tokenizer, &options, &self.cache, &mut |progress| {
+                prepare_cached(&inputs, tokenizer, &options, &self.sources.cache, &mut |progress| {
                     notice(Notice::Tokenizing { path: name.to_owned(), progress: *progress })
                 })?
             }
-            Missing::Stop => {
-                find_prepared(&inputs, tokenizer, &options, &self.cache)?.ok_or(DataError::Interrupted)?
-            }
+            Missing::Stop => find_prepared(&inputs, tokenizer, &options, &self.sources.cache)?
+                .ok_or(DataError::Interrupted)?,
         };
         // Messages name the text, not a folder of the cache.
         Ok(prepared.with_name(name))

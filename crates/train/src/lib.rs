@@ -17,7 +17,7 @@ pub mod evaluate;
 pub mod exchange;
 pub mod folder;
 pub mod open_model;
-mod paths;
+pub mod paths;
 pub mod position;
 pub mod process_group;
 pub mod profile;

@@ -3,6 +3,7 @@
 use crate::error::RunError;
 use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
+use crate::paths::Sources;
 use crate::{position, run_file, source, state_io, static_scales};
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
@@ -154,7 +155,7 @@ fn open_run(
     parsed.config.precision = position::precision_of(&checkpoint)?;
     // A single process reads what any number of them wrote.
     parsed.config.parallel = ParallelConfig::default();
-    let source = source::saved_init(&parsed.config, run)?;
+    let source = source::saved_init(&Sources::resolve(&parsed.config), run)?;
     // The configuration has all sizes, but not the window of the folder that the run began from.
     let facts = Facts {
         init: source.as_ref().map(|hf| hf.model),

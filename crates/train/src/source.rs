@@ -3,11 +3,11 @@
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
-use crate::paths::locate;
+use crate::paths::Sources;
 use std::path::{Path, PathBuf};
 use xtrain_checkpoint::first_few;
 use xtrain_checkpoint::hf::{not_a_model, only_an_adapter, warn_of_adapter};
-use xtrain_config::{Config, DataSource, nearest};
+use xtrain_config::nearest;
 use xtrain_data::{Dataset, Tokenizer, shell_path};
 use xtrain_model::hf::HfConfig;
 
@@ -16,34 +16,19 @@ pub const CONFIG_FILE: &str = "config.json";
 /// File with the settings of generation; not every folder has one.
 pub(crate) const GENERATION_FILE: &str = "generation_config.json";
 
-/// File that marks a folder of token shards.
-const DATASET_FILE: &str = "dataset.json";
-
-/// True if a source of `config` is a folder of token shards.
-pub fn are_shards(config: &Config, source: &DataSource) -> bool {
-    is_dataset(&locate(config, &source.path))
+/// The first training source that is token shards, named by its path in the configuration.
+pub(crate) fn shards(sources: &Sources<'_>) -> Result<Option<Dataset>, RunError> {
+    let Some(first) = sources.train.iter().find(|source| source.is_shards) else { return Ok(None) };
+    Ok(Some(Dataset::open(&first.path)?.with_name(&first.named.path)))
 }
 
-/// True if `folder` has token shards.
-pub(crate) fn is_dataset(folder: &Path) -> bool {
-    folder.join(DATASET_FILE).is_file()
-}
-
-/// The first training source that is token shards, named by its path in `config`.
-pub(crate) fn shards(config: &Config) -> Result<Option<Dataset>, RunError> {
-    let Some(first) = config.data.train.0.iter().find(|source| are_shards(config, source)) else {
-        return Ok(None);
-    };
-    Ok(Some(Dataset::open(locate(config, &first.path))?.with_name(&first.path)))
-}
-
-/// The model folder that training starts from, if any.
-pub fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
-    let Some(folder) = init_folder(config) else { return Ok(None) };
-    if let Some(refused) = refuse_run_folder(&folder) {
+/// The model that training starts from, if any.
+pub(crate) fn init(sources: &Sources<'_>) -> Result<Option<HfConfig>, RunError> {
+    let Some(folder) = &sources.init_from else { return Ok(None) };
+    if let Some(refused) = refuse_run_folder(folder) {
         return Err(refused);
     }
-    read_hf_config(&folder).map(Some)
+    read_hf_config(folder).map(Some)
 }
 
 /// Refuses a folder that holds an adapter in place of a model.
@@ -74,26 +59,20 @@ pub(crate) fn warn_of_training(folder: &Path, hf: &HfConfig) {
     hf.notes.training.iter().for_each(|note| tracing::warn!("{}: {note}", file.display()));
 }
 
-/// The folder that `model.init_from` names, if any.
-pub(crate) fn init_folder(config: &Config) -> Option<PathBuf> {
-    config.model.init_from.as_deref().map(|folder| locate(config, folder))
-}
-
 /// As [`init`], for a run that has begun: reads the copies in the run folder, because the original may be
 /// missing or changed.
-pub(crate) fn saved_init(config: &Config, run: &RunFolder) -> Result<Option<HfConfig>, RunError> {
-    match &config.model.init_from {
+pub(crate) fn saved_init(sources: &Sources<'_>, run: &RunFolder) -> Result<Option<HfConfig>, RunError> {
+    match &sources.init_from {
         Some(_) if run.source().is_dir() => read_hf_config(&run.source()).map(Some),
-        _ => init(config),
+        _ => init(sources),
     }
 }
 
 /// Size limit of a model description.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// Copies the description of the model that training starts from to the run folder.
-pub(crate) fn save_init(config: &Config, run: &RunFolder) -> Result<(), RunError> {
-    let Some(folder) = init_folder(config) else { return Ok(()) };
+/// Copies the description of the model in `folder`, from which training starts, to the run folder.
+pub(crate) fn save_init(folder: &Path, run: &RunFolder) -> Result<(), RunError> {
     std::fs::create_dir_all(run.source()).map_err(RunError::io(&run.source(), "create"))?;
     for name in [CONFIG_FILE, GENERATION_FILE] {
         let path = folder.join(name);
@@ -242,6 +221,7 @@ pub(crate) fn read_hf_config(folder: &Path) -> Result<HfConfig, RunError> {
 mod tests {
     use super::*;
     use std::fs;
+    use xtrain_config::Config;
 
     const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 2, "intermediate_size": 8, "vocab_size": 9, "unheard_of": 1.50}"#;
@@ -281,13 +261,14 @@ mod tests {
         );
         let config =
             Config::parse::<&str>(Path::new("run.toml"), text.as_bytes(), &[]).expect("a run file").config;
-        let before = init(&config).expect("read").expect("there is one");
+        let sources = Sources::resolve(&config);
+        let before = init(&sources).expect("read").expect("there is one");
         assert_eq!(before.generation["temperature"], 0.6);
-        save_init(&config, &run).expect("kept");
+        save_init(&folder, &run).expect("kept");
         assert_eq!(fs::read_to_string(run.source().join(CONFIG_FILE)).expect("there"), CONFIG);
         fs::remove_dir_all(&folder).expect("removed");
-        assert_eq!(saved_init(&config, &run).expect("read"), Some(before));
+        assert_eq!(saved_init(&sources, &run).expect("read"), Some(before));
         fs::remove_dir_all(run.source()).expect("removed");
-        assert!(saved_init(&config, &run).is_err(), "missing files are reported");
+        assert!(saved_init(&sources, &run).is_err(), "missing files are reported");
     }
 }

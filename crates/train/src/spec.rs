@@ -2,12 +2,13 @@
 
 use crate::corpus::{self, Corpus};
 use crate::error::RunError;
-use crate::paths::locate;
+use crate::paths::Sources;
 use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
 use crate::static_scales;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
-use xtrain_config::{Config, Facts, Parsed, TokenizerChoice};
+use std::path::Path;
+use xtrain_config::{Facts, Parsed, TokenizerChoice};
 use xtrain_data::{DataError, Split, Take, TextFiles, TokenStream, Tokenizer, learn, list};
 use xtrain_planner::planned::{Planned, planned_for};
 use xtrain_rank::Rank;
@@ -27,25 +28,34 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
 
 /// As [`plan_on`], for one of the processes that share the run.
 pub fn plan_for(parsed: &Parsed, target: Target, rank: Rank) -> Result<Planned, RunError> {
-    let config = &parsed.config;
-    corpus::check(config)?;
-    let init = init(config)?;
-    let shards = shards(config)?;
-    let tokenizer = config.tokenizer();
-    if shards.is_none() && !matches!(tokenizer, TokenizerChoice::Path(_)) {
+    plan_sources(parsed, &Sources::resolve(&parsed.config), target, rank)
+}
+
+/// As [`plan_for`], with the paths of `parsed`.
+pub(crate) fn plan_sources(
+    parsed: &Parsed,
+    sources: &Sources<'_>,
+    target: Target,
+    rank: Rank,
+) -> Result<Planned, RunError> {
+    let config = sources.config;
+    corpus::check(sources)?;
+    let init = init(sources)?;
+    let shards = shards(sources)?;
+    if shards.is_none() && !matches!(sources.tokenizer, TokenizerChoice::Path(_)) {
         // Those that are created here have no token for it, like that of bytes.
         Tokenizer::bytes().with_begin_of_document(config.data.begin_of_document)?;
     }
-    let vocabulary = match (&config.model, &shards, tokenizer) {
+    let vocabulary = match (&config.model, &shards, &sources.tokenizer) {
         (_, _, TokenizerChoice::Bytes) => VocabularySize::from_tokenizer(&Tokenizer::bytes()),
         // A plan reads no file that it does not need.
         (m, ..) if m.vocab_size.is_some() || m.init_from.is_some() => VocabularySize::default(),
         (_, _, TokenizerChoice::Path(path)) => {
             let end = config.data.end_of_document.as_deref();
-            VocabularySize::from_tokenizer(&load_tokenizer(&locate(config, &path), end, OWN_TOKENIZERS)?)
+            VocabularySize::from_tokenizer(&load_tokenizer(Path::new(path), end, OWN_TOKENIZERS)?)
         }
         (_, Some(dataset), _) => VocabularySize { size: Some(dataset.vocab_size()), bound: None },
-        (_, None, TokenizerChoice::Chars) => characters(config)?,
+        (_, None, TokenizerChoice::Chars) => characters(sources)?,
         (_, None, TokenizerChoice::Bpe) => {
             VocabularySize { size: None, bound: Some("a short text yields fewer".into()) }
         }
@@ -56,17 +66,17 @@ pub fn plan_for(parsed: &Parsed, target: Target, rank: Rank) -> Result<Planned, 
         tokenizer_vocab_size: vocabulary.size,
         shards: shards.map(|dataset| dataset.name().to_owned()),
         recipe: Some(target.recipe()),
-        epoch_tokens: config.train.epochs.and_then(|_| known_epoch_tokens(config)),
+        epoch_tokens: config.train.epochs.and_then(|_| known_epoch_tokens(sources)),
         world_size: Some(rank.world_size),
-        static_scales: static_scales::of_file(config)?,
+        static_scales: static_scales::of_file(sources)?,
     };
     let planned = planned_for(parsed.resolve(&facts)?, rank)?;
     Ok(Planned { vocabulary_bound: vocabulary.bound, ..planned })
 }
 
 /// Tokens of one pass over the training data, if all of it is tokens already.
-fn known_epoch_tokens(config: &Config) -> Option<u64> {
-    Some(Corpus::if_tokenized(config).ok()??.loader.epoch_tokens())
+fn known_epoch_tokens(sources: &Sources<'_>) -> Option<u64> {
+    Some(Corpus::if_tokenized(sources).ok()??.loader.epoch_tokens())
 }
 
 /// Size of the vocabulary, as far as a plan knows it.
@@ -84,14 +94,15 @@ impl VocabularySize {
 }
 
 /// The number of characters in the training text, or in Unicode if the text is missing.
-fn characters(config: &Config) -> Result<VocabularySize, RunError> {
+fn characters(sources: &Sources<'_>) -> Result<VocabularySize, RunError> {
     let mut texts = Vec::new();
-    for source in &config.data.train.0 {
-        let options = corpus::input_options(config, source);
-        match list(&[locate(config, &source.path)], Take::OfFolders(Split::Train)) {
+    for source in &sources.train {
+        let options = corpus::input_options(sources.config, &source.named);
+        match list(&[&source.path], Take::OfFolders(Split::Train)) {
             Ok(listing) => texts.push(TextFiles { inputs: listing.files, options }),
             Err(DataError::Io { source: error, .. }) if error.kind() == ErrorKind::NotFound => {
-                let why = format!("{} does not exist, so all characters of Unicode are counted", source.path);
+                let why =
+                    format!("{} does not exist, so all characters of Unicode are counted", source.named.path);
                 // Plus the end-of-document token.
                 return Ok(VocabularySize { size: Some(UNICODE_CHARACTERS + 1), bound: Some(why) });
             }

@@ -6,7 +6,7 @@
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
-use crate::paths::{locate, places};
+use crate::paths::Sources;
 use crate::position::{STATIC_SCALES, config_of, document, newest};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -19,33 +19,35 @@ use xtrain_step::training_spec::TrainingSpec;
 /// The text of a file of scales, and its path.
 pub(crate) type ScalesText = (PathBuf, String);
 
-/// The scales in the file that `config` names, if it names one.
-pub(crate) fn of_file(config: &Config) -> Result<Option<ScalesFile>, RunError> {
-    let Some(path) = path_of(config) else { return Ok(None) };
-    let text = read(config, &path)?;
-    parse(Some((path, text)))
+/// The scales in the file that the configuration names, if it names one.
+pub(crate) fn of_file(sources: &Sources<'_>) -> Result<Option<ScalesFile>, RunError> {
+    let Some(path) = &sources.static_scales else { return Ok(None) };
+    Ok(Some(ScalesFile::parse(path, read(sources, path)?.as_bytes())?))
 }
 
-/// The scales of a run that begins, or that goes on in the folder `run`.
-pub(crate) fn of_run(parsed: &Parsed, run: Option<&RunFolder>) -> Result<Option<ScalesText>, RunError> {
-    let config = &parsed.config;
-    let Some(path) = path_of(config) else { return Ok(None) };
+/// The scales of the run `parsed`, whose paths are in `sources`, that begins or goes on in the folder `run`.
+pub(crate) fn of_run(
+    parsed: &Parsed,
+    sources: &Sources<'_>,
+    run: Option<&RunFolder>,
+) -> Result<Option<ScalesText>, RunError> {
+    let Some(path) = sources.static_scales.clone() else { return Ok(None) };
     let checkpoint = run.map(newest).transpose()?.flatten();
     let saved = match &checkpoint {
         Some(checkpoint) => text_of_checkpoint(checkpoint)?,
         None => None,
     };
     let Some((saved_path, saved, before)) = saved else {
-        let text = read(config, &path)?;
+        let text = read(sources, &path)?;
         return Ok(Some((path, text)));
     };
-    let is_same_path = path_of(&before).is_some_and(|before| is_same(&before, &path));
+    let is_same_path = Sources::resolve(&before).static_scales.is_some_and(|before| is_same(&before, &path));
     let is_asked = parsed.is_argument(KEY) || !is_same_path;
     let text = match files::read_text(&path, ScalesFile::MAX_BYTES) {
         Err(error) if error.kind() == ErrorKind::NotFound && is_same_path => {
             return Ok(Some((saved_path, saved)));
         }
-        _ => read(config, &path)?,
+        _ => read(sources, &path)?,
     };
     let (old, new) =
         (ScalesFile::parse(&saved_path, saved.as_bytes())?, ScalesFile::parse(&path, text.as_bytes())?);
@@ -99,21 +101,17 @@ fn text_of_checkpoint(checkpoint: &Checkpoint) -> Result<Option<(PathBuf, String
     Ok(Some((path, document(checkpoint, STATIC_SCALES)?, config)))
 }
 
-fn path_of(config: &Config) -> Option<PathBuf> {
-    config.precision.static_scales.as_deref().map(|path| locate(config, path))
-}
-
 fn is_same(a: &Path, b: &Path) -> bool {
     let absolute = |path: &Path| std::path::absolute(path).ok();
     absolute(a) == absolute(b)
 }
 
-fn read(config: &Config, path: &Path) -> Result<String, RunError> {
+fn read(sources: &Sources<'_>, path: &Path) -> Result<String, RunError> {
     files::read_text(path, ScalesFile::MAX_BYTES).map_err(|error| match error.kind() {
         ErrorKind::NotFound => RunError::Refused(format!(
             "{KEY}: there is no file {} ({} the current folder); write it with xtrain inspect RUN --write-scales {}",
             path.display(),
-            places(config),
+            sources.places(),
             shell_path(path)
         )),
         _ => RunError::Refused(format!("{KEY}: cannot read {}: {error}{}", path.display(), files::advice(&error))),

@@ -2,6 +2,7 @@
 //! neither graphs nor recomputation change a bit. Without a GPU every test counts as ignored, and the reason
 //! is printed.
 
+#[path = "../../step/tests/common/mod.rs"]
 mod common;
 
 use common::{adamw, drawn, in_documents, random_batch, relative, slice, small_model, spec, wide_model};

@@ -1,6 +1,7 @@
 //! Keys of config.json against transformers: the outcomes that tests/golden/make_config_keys.py found there.
 //! A key is applied with transformers' numbers, changes nothing in both, is reported, or is refused.
 
+#[path = "../../step/tests/common/mod.rs"]
 mod common;
 
 use common::{golden, relative};

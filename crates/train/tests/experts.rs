@@ -1,6 +1,7 @@
 //! Mixtures of experts as whole models: folders in both forms, recomputation, balancing, and the loads that a
 //! step reports.
 
+#[path = "../../step/tests/common/mod.rs"]
 mod common;
 
 use common::{engine, golden, learner, random_batch, small};

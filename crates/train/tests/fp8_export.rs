@@ -1,5 +1,6 @@
 //! FP8 exports hold the numbers with which training computed, for engines that read blocks.
 
+#[path = "../../step/tests/common/mod.rs"]
 mod common;
 
 use common::{built, random_batch, small, small_model, spec};

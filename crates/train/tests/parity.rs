@@ -1,6 +1,7 @@
 //! Parity with PyTorch and transformers, on the golden files of tests/golden/make_golden.py: logits, loss,
 //! every gradient, 20 AdamW steps, and greedy generation, to the bars of docs/numerics.md.
 
+#[path = "../../step/tests/common/mod.rs"]
 mod common;
 
 use common::{golden, relative, typical};

@@ -14,7 +14,8 @@ use xtrain_step::engine::Target;
 use xtrain_step::layout::Layout;
 use xtrain_step::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_step::programs;
-use xtrain_train::{exchange, source};
+use xtrain_train::exchange;
+use xtrain_train::paths::Sources;
 
 /// The programs that the tables of a plan describe.
 pub(crate) struct Tables<'a> {
@@ -180,7 +181,7 @@ fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
         }
     }
     let config = &planned.resolved.config;
-    let has_text = config.data.train.0.iter().any(|source| !source::are_shards(config, source));
+    let has_text = Sources::resolve(config).train.iter().any(|source| !source.is_shards);
     if target == Target::Cpu && has_text {
         let bytes = format::bytes(xtrain_data::tokenizing_bytes(threads));
         out.push_str(&format!("turning text into tokens uses up to {bytes} before the first step\n"));

@@ -7,6 +7,7 @@ use xtrain::prelude::*;
 use xtrain::report::metrics::format::grouped;
 use xtrain::step::{engine, programs};
 use xtrain::train::corpus::Corpus;
+use xtrain::train::paths::Sources;
 use xtrain::train::run;
 
 fn path(name: &str) -> PathBuf {
@@ -72,7 +73,7 @@ fn the_quickstart_has_the_tokens_and_documents_of_the_snapshot() {
         }
         ControlFlow::Continue(())
     };
-    Corpus::open(&run.config, None, &mut notice).expect("opens");
+    Corpus::open(&Sources::resolve(&run.config), None, &mut notice).expect("opens");
     let made = made.expect("it was tokenized");
     let (tokens, documents) = (grouped(made.tokens), grouped(made.documents));
     let line = format!("\n{snapshot}: {tokens} tokens in {documents} documents, ");

@@ -10,13 +10,13 @@ use xtrain_config::Parsed;
 use xtrain_model::decoder::Batch;
 use xtrain_model::{Mixer, SelfAttention};
 use xtrain_ops::attention::{Attention, AttentionGrad};
+use xtrain_planner::estimate::Work;
 use xtrain_program::{Program, Role, Stage};
 use xtrain_step::engine::{Processor, Target};
 use xtrain_step::error::LearnError;
 use xtrain_step::random_batch::documents;
 use xtrain_tensor::{DType, TensorType};
 use xtrain_train::error::RunError;
-use xtrain_train::profile::OpWork;
 use xtrain_train::spec::plan_on;
 
 /// The attention of a micro-batch.

@@ -12,6 +12,7 @@ use xtrain_ops::grouped_scaled_matmul::GroupedScaledMatmul;
 use xtrain_ops::groups::Groups;
 use xtrain_ops::linear::{LinearDgrad, LinearWgrad};
 use xtrain_ops::scaled_matmul::ScaledMatmul;
+use xtrain_planner::estimate::Work;
 use xtrain_program::quantize::Candidate;
 use xtrain_program::{LinearGemm, Origin, Program, Role, Stage, WriteMode};
 use xtrain_step::engine::{Processor, Target};
@@ -20,7 +21,6 @@ use xtrain_step::programs;
 use xtrain_step::training_spec::TrainingSpec;
 use xtrain_tensor::{DType, TILE, TensorType};
 use xtrain_train::error::RunError;
-use xtrain_train::profile::OpWork;
 use xtrain_train::spec::plan_on;
 
 /// The GEMMs of a linear layer: m rows, from k to n columns.

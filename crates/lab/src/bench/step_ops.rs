@@ -5,12 +5,12 @@ use super::step::{LR, StepBench, ceiling};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use xtrain_config::Parsed;
+use xtrain_planner::estimate::Work;
 use xtrain_planner::median::median;
 use xtrain_runtime::{TimedWork, Timing};
 use xtrain_step::error::LearnError;
 use xtrain_step::learner::Step;
 use xtrain_train::error::RunError;
-use xtrain_train::profile::OpWork;
 
 /// Time of an op's instances at a site, over all blocks, in a step.
 #[derive(Clone, Debug, Serialize)]

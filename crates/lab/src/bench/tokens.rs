@@ -7,7 +7,7 @@ use xtrain_step::random_batch::random_batch;
 use xtrain_step::training_spec::TrainingSpec;
 use xtrain_train::corpus::Corpus;
 use xtrain_train::error::RunError;
-use xtrain_train::source::are_shards;
+use xtrain_train::paths::Sources;
 
 /// New tokens for every step. Memorised ones leave gradients of zeros, which draw less power.
 pub(super) enum Tokens {
@@ -19,20 +19,20 @@ pub(super) enum Tokens {
 
 impl Tokens {
     pub(super) fn open(config: &Config, vocab_size: usize) -> Result<Tokens, RunError> {
-        let sources = &config.data.train.0;
-        if let Some(other) = sources.iter().find(|source| !are_shards(config, source)) {
-            tracing::info!("random tokens: {} is not a folder of token shards", other.path);
+        let other = Sources::resolve(config).train.into_iter().find(|source| !source.is_shards);
+        if let Some(other) = other {
+            tracing::info!("random tokens: {} is not a folder of token shards", other.named.path);
             return Ok(Tokens::Random);
         }
         // Nothing is validated, and text would have to be turned into tokens for it.
         let mut config = config.clone();
         config.data.valid = None;
-        let corpus = Corpus::open(&config, None, &mut |_| ControlFlow::Continue(()))?;
+        let corpus = Corpus::open(&Sources::resolve(&config), None, &mut |_| ControlFlow::Continue(()))?;
         let tokens = corpus.tokenizer.vocab_size();
         if tokens > vocab_size {
             return Err(RunError::Refused(format!(
                 "[model] `vocab_size` = {vocab_size} is less than the {tokens} tokens of the shards in {}; leave it out",
-                sources.first().map_or("", |source| &source.path)
+                config.data.train.0.first().map_or("", |source| &source.path)
             )));
         }
         Ok(Tokens::Shards(Box::new(corpus.loader)))

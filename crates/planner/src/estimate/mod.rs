@@ -14,6 +14,7 @@ mod picture;
 mod rates;
 mod run_time;
 mod timeline;
+mod work;
 
 pub use device::{Device, RateSource};
 pub use devices::{DEVICES, DeviceModel};
@@ -22,6 +23,7 @@ pub use network::{Network, RANKS_PER_NODE};
 pub use rates::{AttentionRates, Factors, GemmRates, Rates, ScoreSeconds};
 pub use run_time::{RunTime, Speed};
 pub use timeline::{Exposed, Span, Timeline, TimelinePart, WaitPlace};
+pub use work::Work;
 
 use xtrain_program::{Instance, KernelCost, Phase, Program};
 

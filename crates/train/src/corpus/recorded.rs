@@ -3,10 +3,11 @@
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
+use crate::paths::Source;
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::path::Path;
-use xtrain_config::{DataSource, files};
+use xtrain_config::files;
 use xtrain_data::{Dataset, InputOptions, Split};
 
 const MAX_BYTES: u64 = 64 << 20;
@@ -28,9 +29,9 @@ pub(crate) struct RecordedText {
 
 impl RecordedText {
     /// A record whose tokens are not known yet.
-    pub(super) fn new(sources: &[DataSource], options: &InputOptions, split: Split) -> Self {
+    pub(super) fn new(sources: &[Source], options: &InputOptions, split: Split) -> Self {
         RecordedText {
-            paths: sources.iter().map(|source| source.path.clone()).collect(),
+            paths: sources.iter().map(|source| source.named.path.clone()).collect(),
             text_field: options.field.clone(),
             separator: options.separator.clone(),
             split: Some(split.name().to_owned()),

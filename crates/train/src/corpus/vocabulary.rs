@@ -5,9 +5,8 @@
 //! nothing else would show it.
 
 use crate::error::RunError;
-use crate::source;
+use crate::paths::Sources;
 use std::path::Path;
-use xtrain_config::Config;
 use xtrain_data::Tokenizer;
 
 /// File of a tokenizer in a folder.
@@ -18,14 +17,14 @@ const TOKENIZER_FILE: &str = "tokenizer.json";
 ///
 /// # Errors
 /// More than one in a hundred differs.
-pub(super) fn check(config: &Config, path: &Path, tokenizer: &Tokenizer) -> Result<(), RunError> {
-    let Some(folder) = source::init_folder(config) else { return Ok(()) };
+pub(super) fn check(sources: &Sources<'_>, path: &Path, tokenizer: &Tokenizer) -> Result<(), RunError> {
+    let Some(folder) = &sources.init_from else { return Ok(()) };
     let is_the_folders = path == folder || path == folder.join(TOKENIZER_FILE);
     if is_the_folders || !folder.join(TOKENIZER_FILE).is_file() {
         return Ok(());
     }
     // One that cannot be read may be the reason to name another.
-    let Ok(own) = Tokenizer::load(&folder) else { return Ok(()) };
+    let Ok(own) = Tokenizer::load(folder) else { return Ok(()) };
     if own.hash() == tokenizer.hash() {
         return Ok(());
     }

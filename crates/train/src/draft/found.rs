@@ -2,6 +2,7 @@
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
+use crate::paths::is_dataset;
 use crate::source::{self, CONFIG_FILE};
 use crate::texts;
 use std::collections::HashSet;
@@ -83,7 +84,7 @@ impl Found {
         let (mut bytes, mut shard_tokens) = (0, 0);
         let (train, valid) = splits(&texts)?;
         for path in train {
-            if source::is_dataset(path) {
+            if is_dataset(path) {
                 found.has_shards = true;
                 shard_tokens += Dataset::open(path)?.token_count();
                 found.data.push(FoundData { path: name(path)?, text_field: None });

@@ -5,12 +5,22 @@ use super::steps::exchange_error;
 use super::watch::Watch;
 use super::{Run, is_due};
 use crate::error::RunError;
-use crate::evaluate::{SourceTally, Tally};
+use crate::evaluate::{Evaluator, SourceTally, Tally};
 use std::ops::ControlFlow;
 use std::time::Instant;
 use xtrain_data::Validation;
 use xtrain_report::metrics::{EvalMetrics, SourceMetrics};
 use xtrain_step::spans::step_span;
+
+/// The evaluation of a run: its program for validation data, and its prompts.
+pub(super) struct Evaluation {
+    /// For validation data, if there are any.
+    pub(super) evaluator: Option<Evaluator>,
+    /// True if the entropy in the position is that of the validation data that this process reads.
+    pub(super) entropy_is_known: bool,
+    /// The tokens of `eval.prompts`.
+    pub(super) prompts: Vec<Vec<u32>>,
+}
 
 impl Run {
     /// Completes the evaluation that was stopped, by an earlier process or at the last step. Returns how the
@@ -23,7 +33,7 @@ impl Run {
         if self.position.evaluation.is_none() {
             return Ok(None);
         }
-        if self.position.step == self.steps {
+        if self.position.step == self.schedule.steps() {
             watch.lift_limit();
         }
         if let Some(outcome) = self.evaluate(watch, observer)? {
@@ -44,7 +54,7 @@ impl Run {
     ) -> Result<Option<Outcome>, RunError> {
         let due = self.position.evaluation.take();
         let (Some(mut tally), Some(validation), Some(evaluator)) =
-            (due, self.corpus.validation.clone(), self.evaluator)
+            (due, self.corpus.validation.clone(), self.evaluation.evaluator)
         else {
             return Ok(None);
         };
@@ -76,10 +86,10 @@ impl Run {
             self.save(watch, observer)?;
             return Ok(ended);
         }
-        if !self.entropy_is_known {
+        if !self.evaluation.entropy_is_known {
             // Once per process, because the run file may name other data by now.
             self.position.unigram_entropy = Some(validation.unigram_entropy_nats()?);
-            self.entropy_is_known = true;
+            self.evaluation.entropy_is_known = true;
         }
         let loss = tally.mean();
         let bits = loss * tally.targets as f64 / std::f64::consts::LN_2;
@@ -157,7 +167,7 @@ impl Run {
     fn is_best(&self, loss: f64) -> bool {
         let (step, every) = (self.position.step, self.config.checkpoint.every);
         let (last, lowest) = self.position.best.unwrap_or((0, f64::INFINITY));
-        let is_saved_anyway = step > 0 && (is_due(step, every) || step == self.steps);
+        let is_saved_anyway = step > 0 && (is_due(step, every) || step == self.schedule.steps());
         let is_in_turn = every > 0 && step - last >= every;
         self.config.checkpoint.keep_best == Some(true) && loss < lowest && (is_saved_anyway || is_in_turn)
     }

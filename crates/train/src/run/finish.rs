@@ -1,7 +1,6 @@
 //! The end of a run: export, samples, summary and report.
 
 use super::Run;
-use super::describe::describe;
 use super::observer::{Observer, Outcome};
 use super::watch::Watch;
 use crate::error::RunError;
@@ -10,6 +9,7 @@ use crate::process_group::ProcessGroup;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 use xtrain_data::SpecialTokens;
+use xtrain_planner::describe::describe;
 use xtrain_report::RunSummary;
 use xtrain_report::metrics::Sample;
 use xtrain_step::generate::{GeneratedToken, Generator, Sampling};
@@ -26,12 +26,12 @@ impl Run {
     ) -> Result<Outcome, RunError> {
         if !self.process_group.is_first() {
             // Rank 0 writes the end; the others wait for it as their group ends.
-            if self.position.step == self.steps && self.sample_together(false)? {
+            if self.position.step == self.schedule.steps() && self.sample_together(false)? {
                 self.sample(watch, observer)?;
             }
             return Ok(outcome);
         }
-        if self.position.step < self.steps {
+        if self.position.step < self.schedule.steps() {
             self.report_end(outcome, observer)?;
             return Ok(outcome);
         }
@@ -91,7 +91,7 @@ impl Run {
             observer.wrote(&format!("best checkpoint, validation loss {loss:.4}{worse}"), &path);
         }
         // A page that is still being drawn would replace the last one.
-        self.live = None;
+        self.reports.live = None;
         self.summary(Some(outcome)).write(self.folder.path())?;
         if self.config.log.jsonl {
             observer.wrote("report", &xtrain_report::write(self.folder.path())?);
@@ -103,7 +103,9 @@ impl Run {
     /// generates all of them again.
     fn sample(&mut self, watch: &Watch<'_>, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
         let eval = self.config.eval.clone();
-        let Some(longest) = self.prompts.iter().map(Vec::len).max() else { return Ok(Outcome::Finished) };
+        let Some(longest) = self.evaluation.prompts.iter().map(Vec::len).max() else {
+            return Ok(Outcome::Finished);
+        };
         // One cache serves all prompts.
         let mut generator = Generator::new(self.learner.weights(), longest + eval.max_tokens)?;
         let stop = self.corpus.tokenizer.stop_tokens().to_vec();
@@ -114,7 +116,8 @@ impl Run {
         };
         let (mut ended, mut failed) = (None, None);
         let mut text = String::new();
-        for (number, (prompt, tokens)) in eval.prompts.iter().zip(self.prompts.clone()).enumerate() {
+        for (number, (prompt, tokens)) in eval.prompts.iter().zip(self.evaluation.prompts.clone()).enumerate()
+        {
             ended = first_stop_request(&process_group, ended.or_else(|| watch.ended(Duration::ZERO)))?;
             if ended.is_some() {
                 break;
@@ -163,7 +166,7 @@ impl Run {
 
     /// Records in the report that an error ended the run.
     pub(super) fn report_error(&mut self, error: &RunError) {
-        let Some(live) = self.live.take() else { return };
+        let Some(live) = self.reports.live.take() else { return };
         let outcome = Some(format!("ended by an error: {error}"));
         live.end(RunSummary { outcome, ..self.summary(None) });
     }
@@ -174,8 +177,8 @@ impl Run {
             model: Some(describe(self.learner.spec())),
             parameters: Some(self.learner.spec().model.parameter_count() as u64),
             precision: Some(self.learner.spec().recipe.name().into()),
-            device: Some(self.hardware.device.clone()),
-            total_steps: Some(self.steps),
+            device: Some(self.reports.hardware.device.clone()),
+            total_steps: Some(self.schedule.steps()),
             train_seconds: Some(self.position.train_seconds),
             unigram_entropy: self.position.unigram_entropy,
             best_step: self.position.best.map(|(step, _)| step),
@@ -185,7 +188,7 @@ impl Run {
                 Some(Outcome::Stopped) => "stopped on request".into(),
                 Some(Outcome::TimeLimit) => "stopped at the time limit".into(),
                 Some(Outcome::StoppedEarly) => "stopped before its first step".into(),
-                None => RunSummary::running(self.position.step, self.steps),
+                None => RunSummary::running(self.position.step, self.schedule.steps()),
             }),
         }
     }

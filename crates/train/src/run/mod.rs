@@ -17,16 +17,13 @@
 //! <out>/trace.json       a trace of some steps, with --profile
 //! ```
 
-mod assemble;
 mod background_save;
 mod begin;
 mod choices;
-mod describe;
 mod evaluation;
 mod finish;
 mod observer;
 mod open;
-mod rates;
 mod reference;
 mod reporting;
 mod restore;
@@ -34,6 +31,7 @@ mod resume;
 mod saturation;
 mod saving;
 mod settings;
+mod setup;
 mod snapshot;
 mod steps;
 #[cfg(test)]
@@ -46,15 +44,15 @@ pub use observer::{Observer, Outcome, Start};
 
 use crate::corpus::Corpus;
 use crate::error::RunError;
-use crate::evaluate::Evaluator;
 use crate::exchange;
 use crate::folder::RunFolder;
 use crate::position::Position;
 use crate::process_group::ProcessGroup;
 use crate::profile::{ProfileOptions, Profiler};
-use assemble::Opened;
+use evaluation::Evaluation;
+use open::Opened;
 use reference::StateCopy;
-use saturation::Saturation;
+use reporting::Reports;
 use snapshot::CheckpointWriter;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -62,9 +60,6 @@ use together::Together;
 use watch::Watch;
 use xtrain_config::{Config, Parsed};
 use xtrain_data::DataError;
-use xtrain_planner::tunable::Field;
-use xtrain_report::LiveReport;
-use xtrain_report::metrics::MetricsSink;
 use xtrain_step::learner::Learner;
 use xtrain_step::schedule::Schedule;
 
@@ -112,8 +107,8 @@ fn train_to_the_end(
             Opened::Finished { done, steps } => return Ok(Outcome::FinishedBefore { done, steps }),
         },
     };
-    run.profiler =
-        profile.map(|options| Profiler::new(options, run.position.step, run.steps, process_group.is_first()));
+    let (done, steps) = (run.position.step, run.schedule.steps());
+    run.profiler = profile.map(|options| Profiler::new(options, done, steps, process_group.is_first()));
     match run.go(Watch::new(stop, begun, limit), observer) {
         // GPUs close their connection together, when the engines are dropped.
         Ok(outcome) => process_group.barrier().map(|()| outcome),
@@ -122,47 +117,25 @@ fn train_to_the_end(
     }
 }
 
-/// An open run: `begin` or `resume` opens it, `steps` trains, `finish` ends it.
+/// An open run: `open` opens it, `steps` trains, `finish` ends it.
 struct Run {
     process_group: ProcessGroup,
     config: Config,
-    /// The settings that were chosen.
-    chosen: Vec<&'static Field>,
-    /// Steps of the whole run.
-    steps: u64,
+    /// The learning rates of all steps.
+    schedule: Schedule,
     position: Position,
     folder: RunFolder,
     corpus: Corpus,
-    schedule: Schedule,
     learner: Learner,
-    evaluator: Option<Evaluator>,
     checkpoints: CheckpointWriter,
-    sink: MetricsSink,
-    /// The report that is updated during the run, if enabled.
-    live: Option<LiveReport>,
-    hardware: Hardware,
+    evaluation: Evaluation,
+    reports: Reports,
     /// Metadata of the exported Hugging Face folder.
     identity: exchange::Identity,
-    /// The tokens of `eval.prompts`.
-    prompts: Vec<Vec<u32>>,
-    /// True if the entropy in `position` is that of the validation data that this process reads.
-    entropy_is_known: bool,
     /// Holds the state during reference segments, if the run has any.
     state_copy: Option<StateCopy>,
     profiler: Option<Profiler>,
     together: Together,
-    /// Casts at static scales that have saturated.
-    saturation: Saturation,
-}
-
-/// The processor of a run, as reports show it.
-struct Hardware {
-    /// Name of the device.
-    device: String,
-    /// Bytes of its memory, if known.
-    memory_total: Option<u64>,
-    /// Peak bf16 operations per second, if known.
-    peak_flops: Option<f64>,
 }
 
 impl Run {
@@ -177,7 +150,7 @@ impl Run {
             (Ok(_), Err(error)) => return Err(self.failed(error, None)),
         };
         if let Some(profiler) = &mut self.profiler {
-            profiler.finish(&mut self.learner, &self.folder, &self.hardware.device)?;
+            profiler.finish(&mut self.learner, &self.folder, &self.reports.hardware.device)?;
         }
         self.finish(outcome, &watch, observer)
     }

@@ -1,13 +1,36 @@
 //! Opens a run at its beginning or at its latest checkpoint.
+//!
+//! [`open`] is one list of stages. All ranks run the stages of [`Stages::all`], some of which exchange
+//! messages between all ranks; rank 0 alone runs those of [`Stages::first`]. The arguments of a stage are all
+//! that it needs. Until the stage "checkpoints" nothing is written into the run folder of a run that begins, so
+//! that a refusal leaves none.
 
-use super::assemble::Opened;
-use super::begin::begin;
+use super::evaluation::Evaluation;
 use super::observer::{Observer, Start};
-use super::resume::resume;
+use super::reporting::Reports;
+use super::saturation::Saturation;
+use super::settings::Settings;
+use super::setup::{Loaded, Setup, prompts};
+use super::snapshot::CheckpointWriter;
+use super::together::Together;
+use super::{Run, choices};
 use crate::error::RunError;
-use crate::process_group::ProcessGroup;
-use crate::run_file;
-use xtrain_config::Parsed;
+use crate::exchange::Identity;
+use crate::process_group::{Facts, ProcessGroup};
+use xtrain_config::{Config, Parsed};
+use xtrain_planner::choose;
+use xtrain_planner::describe::describe;
+use xtrain_planner::tunable::Field;
+use xtrain_report::metrics::{DroppedRecords, Event, Resumed, SinkStart};
+use xtrain_step::schedule::Schedule;
+
+/// A run that was opened.
+pub(super) enum Opened {
+    /// The run has steps or other work left.
+    Run(Box<Run>),
+    /// The run has made `done` steps, at least the requested `steps`, and its end is completely written.
+    Finished { done: u64, steps: u64 },
+}
 
 /// Opens the run of `parsed`. A refusal writes nothing, and a finished run is not changed. `time_is_up` is
 /// called while text is tokenized.
@@ -18,10 +41,99 @@ pub(super) fn open(
     observer: &mut dyn Observer,
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Opened, RunError> {
-    process_group.compare_files(&parsed.config)?;
-    let folder = run_file::folder(parsed);
-    match process_group.decide(|| Ok(start == Start::Resume && folder.is_begun()))? {
-        true => resume(parsed, folder, process_group, observer, time_is_up),
-        false => Ok(Opened::Run(Box::new(begin(parsed, folder, process_group, observer, time_is_up)?))),
+    let stages = Stages(process_group);
+    stages.all("run files", || process_group.compare_files(&parsed.config))?;
+    let setup = stages.all("folder", || Setup::find(parsed, start, process_group))?;
+    stages.first("free folder", || setup.check_free())?;
+    stages.first("export", || setup.check_export())?;
+    let hf = stages.all("initial model", || setup.initial_model())?;
+    let processor = stages.all("processor", || setup.processor())?;
+    let early = stages.first("plan before text", || setup.check_before_text(&processor))?.flatten();
+    let corpus = stages.all("data", || setup.data(observer, time_is_up))?;
+    let prompts = stages.all("prompts", || prompts(&parsed.config, &corpus.tokenizer))?;
+    let (planned, steps) = stages.all("plan", || setup.plan(&corpus, hf.as_ref(), &processor))?;
+    let command = setup.command();
+    let config = &planned.resolved.config;
+    if let Some(done) = stages.all("end", || setup.finished(config, steps, &corpus.tokenizer))? {
+        return Ok(Opened::Finished { done, steps });
+    }
+    stages.all("recipe", || Ok(processor.check(planned.spec.recipe)?))?;
+    let measure = || setup.measured_device(config, &processor);
+    let device = stages.first("device", || Ok(early.unwrap_or_else(measure)))?;
+    let Settings { planned, report_lines } =
+        stages.all("settings", || setup.settings(planned, device.as_ref(), &processor))?;
+    let (config, chosen, spec) = (planned.resolved.config, planned.chosen, planned.spec);
+    stages.all("facts", || {
+        process_group.compare(&Facts::collect(&config, &spec, &corpus, &processor)?, &processor)
+    })?;
+    let loaded = stages.all("programs", || setup.load(spec, &config, processor, &corpus))?;
+    let Loaded { mut learner, evaluator, state_copy, hardware, recorded } = loaded;
+    let is_resumed = setup.resumed().is_some();
+    if !is_resumed {
+        stages.all("initial weights", || setup.initial_weights(&mut learner, &config))?;
+    }
+    let mut checkpoints =
+        stages.all("checkpoints", || CheckpointWriter::open(&setup.folder, is_resumed, process_group))?;
+    // Checked again, now that no other process can write here.
+    stages.first("locked folder", || setup.check_free())?;
+    report_lines.iter().for_each(|line| tracing::info!("{line}"));
+    let mut position =
+        stages.all("position", || setup.restore(&mut learner, &mut checkpoints, &corpus, &config))?;
+    // The run file may request fewer steps than the run has made.
+    let steps = steps.max(position.step);
+    stages.first("beginning", || setup.write_beginning(&config, steps, &corpus))?;
+    let records = stages.all("records", || setup.sink_start(&position, &config, steps))?;
+    let config_text = commented(&config, &chosen);
+    let (sink, live) = stages.all("outputs", || {
+        setup.outputs(&config, &config_text, &corpus.texts, position.step, records, &command)
+    })?;
+    position.divergence.begin(learner.spec().model.vocab_size);
+    let (model, balance_loss) = (&learner.spec().model, config.experts.balance_loss);
+    let identity = stages.all("identity", || Identity::new(hf, model, &corpus.tokenizer, balance_loss))?;
+    if process_group.is_first() {
+        if !(is_resumed && position.step == steps) {
+            choices::record(&setup.folder, recorded, learner.weights().engine());
+        }
+        observer.started(&config, &describe(learner.spec()), &hardware.device, position.step, steps);
+        if let SinkStart::Resumed(DroppedRecords { after, switched, .. }) = records {
+            observer.event(&Event::Resumed(Resumed { step: after, switched }), steps);
+        }
+    }
+    Ok(Opened::Run(Box::new(Run {
+        process_group: process_group.clone(),
+        schedule: Schedule::from_config(&config, steps),
+        config,
+        folder: setup.folder,
+        corpus,
+        learner,
+        position,
+        checkpoints,
+        evaluation: Evaluation { evaluator, entropy_is_known: false, prompts },
+        reports: Reports { config_text, sink, live, hardware, saturation: Saturation::default() },
+        identity,
+        state_copy,
+        profiler: None,
+        together: Together::default(),
+    })))
+}
+
+/// The configuration as the run folder keeps it: with comments on what was chosen.
+fn commented(config: &Config, chosen: &[&'static Field]) -> String {
+    let comments: Vec<_> = chosen.iter().map(|field| (field.key, choose::COMMENT)).collect();
+    config.to_toml_with(&comments)
+}
+
+/// Runs the stages of opening a run on the ranks of a group. The debug log names a stage that fails.
+struct Stages<'a>(&'a ProcessGroup);
+
+impl Stages<'_> {
+    /// A stage of all ranks.
+    fn all<T>(&self, name: &str, run: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
+        run().inspect_err(|error| tracing::debug!("opening the run failed at the stage {name:?}: {error}"))
+    }
+
+    /// A stage of rank 0. The other ranks go on, with `None`.
+    fn first<T>(&self, name: &str, run: impl FnOnce() -> Result<T, RunError>) -> Result<Option<T>, RunError> {
+        self.0.is_first().then(|| self.all(name, run)).transpose()
     }
 }

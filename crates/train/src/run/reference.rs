@@ -63,7 +63,7 @@ impl Run {
     pub(super) fn is_reference_due(&self, step: u64) -> bool {
         self.state_copy.is_some()
             && step > 0
-            && step < self.steps
+            && step < self.schedule.steps()
             && is_due(step, self.config.precision.reference_every)
     }
 
@@ -107,7 +107,7 @@ impl Run {
         after: u64,
         watch: &mut Watch<'_>,
     ) -> Result<ControlFlow<Outcome, Segment>, RunError> {
-        let steps = self.config.precision.reference_steps.min(self.steps - after);
+        let steps = self.config.precision.reference_steps.min(self.schedule.steps() - after);
         let mut segment = Segment { after, steps, bf16_sum: Some(0.0), sum: Some(0.0) };
         let (mut flying, mut ended) = (VecDeque::new(), None);
         let mut next = after;

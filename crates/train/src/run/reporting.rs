@@ -2,13 +2,52 @@
 
 use super::Run;
 use super::observer::Observer;
+use super::saturation::Saturation;
 use crate::error::RunError;
 use crate::evaluate::SourceTally;
 use std::time::Duration;
 use xtrain_model::decoder::ExpertSums;
-use xtrain_report::metrics::{Event, ExpertMetrics, Record, SkippedStep, StepMetrics, Warning};
+use xtrain_report::LiveReport;
+use xtrain_report::metrics::{Event, ExpertMetrics, MetricsSink, Record, SkippedStep, StepMetrics, Warning};
+use xtrain_step::engine::Processor;
 use xtrain_step::learner::StepResult;
 use xtrain_step::spans::step_span;
+
+/// The files from which others see the run, and what they report.
+pub(super) struct Reports {
+    /// The content of `config.toml`: the configuration, with comments on what was chosen.
+    pub(super) config_text: String,
+    pub(super) sink: MetricsSink,
+    /// The report that is updated during the run, if enabled.
+    pub(super) live: Option<LiveReport>,
+    pub(super) hardware: Hardware,
+    /// Casts at static scales that have saturated.
+    pub(super) saturation: Saturation,
+}
+
+/// The processor of a run, as reports show it.
+pub(super) struct Hardware {
+    /// Name of the device.
+    pub(super) device: String,
+    /// Bytes of its memory, if known.
+    memory_total: Option<u64>,
+    /// Peak bf16 operations per second of all ranks, if known.
+    peak_flops: Option<f64>,
+}
+
+impl Hardware {
+    /// The processors of `world_size` ranks that are all like this one.
+    pub(super) fn of(processor: &Processor, world_size: usize) -> Self {
+        Hardware {
+            device: match world_size {
+                1 => processor.describe(),
+                n => format!("{n} x {}", processor.describe()),
+            },
+            memory_total: processor.total_bytes(),
+            peak_flops: processor.peak_flops().map(|peak| peak * world_size as f64),
+        }
+    }
+}
 
 /// The steps since the last report.
 #[derive(Default)]
@@ -42,7 +81,7 @@ impl Run {
         let FinishedStep { step, lr, ref result } = finished;
         let _metrics = step_span("metrics", step);
         if self.process_group.is_first() {
-            observer.stepped(step, self.steps);
+            observer.stepped(step, self.schedule.steps());
         }
         if result.skipped {
             self.position.skipped += 1;
@@ -58,7 +97,7 @@ impl Run {
         let sign = (!result.skipped)
             .then(|| self.position.divergence.stepped(step, result.loss, result.grad_norm, lr))
             .flatten();
-        if step.is_multiple_of(self.config.log.every) || step == self.steps || step == 1 {
+        if step.is_multiple_of(self.config.log.every) || step == self.schedule.steps() || step == 1 {
             let metrics = self.metrics(&finished, progress);
             self.record(metrics, observer)?;
             if let Some(experts) = self.expert_metrics(&finished) {
@@ -87,15 +126,15 @@ impl Run {
             return Ok(());
         }
         let record = Record::now(event);
-        observer.event(&record.event, self.steps);
-        if let Some(mut live) = self.live.take() {
+        observer.event(&record.event, self.schedule.steps());
+        if let Some(mut live) = self.reports.live.take() {
             live.add(&record);
             if matches!(record.event, Event::Step(_) | Event::Eval(_)) {
                 live.renew(|| self.summary(None));
             }
-            self.live = Some(live);
+            self.reports.live = Some(live);
         }
-        Ok(self.sink.write(&record)?)
+        Ok(self.reports.sink.write(&record)?)
     }
 
     /// Warns that the run diverges, and ends it with `train.stop_on_divergence`.
@@ -125,7 +164,7 @@ impl Run {
     ) -> Result<(), RunError> {
         let Some(saturated) = &result.saturated else { return Ok(()) };
         self.position.saturated += saturated.len() as u64;
-        match self.saturation.warning(saturated, self.folder.path()) {
+        match self.reports.saturation.warning(saturated, self.folder.path()) {
             Some(text) => self.record(Warning { step, text }, observer),
             None => Ok(()),
         }
@@ -167,16 +206,16 @@ impl Run {
             grad_norm: result.grad_norm,
             lr,
             memory_bytes: self.learner.memory_bytes() as u64,
-            memory_total_bytes: self.hardware.memory_total,
+            memory_total_bytes: self.reports.hardware.memory_total,
             tokens_per_second,
             tflops: tokens_per_second * flops / 1e12,
-            mfu: self.hardware.peak_flops.map(|peak| tokens_per_second * flops / peak),
+            mfu: self.reports.hardware.peak_flops.map(|peak| tokens_per_second * flops / peak),
             tokens: step * step_tokens,
             epoch,
             step_ms: seconds * 1e3,
             skipped: self.position.skipped,
             saturated: result.saturated.is_some().then_some(self.position.saturated),
-            seconds_left: Some((self.steps - step) as f64 * seconds),
+            seconds_left: Some((self.schedule.steps() - step) as f64 * seconds),
         }
     }
 

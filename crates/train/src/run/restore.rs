@@ -1,6 +1,5 @@
 //! Restores a run from its latest checkpoint, also if its number formats have changed.
 
-use super::rates::Rates;
 use super::snapshot::{CheckpointWriter, Retention};
 use crate::error::RunError;
 use crate::evaluate::Tally;
@@ -12,6 +11,7 @@ use xtrain_checkpoint::{Checkpoint, Others};
 use xtrain_config::{self as config, Config};
 use xtrain_data::Loader;
 use xtrain_model::optimizer::Optimizer;
+use xtrain_planner::learning_rates::Rates;
 use xtrain_program::StateKind;
 use xtrain_step::learner::Learner;
 use xtrain_tensor::DType;

@@ -1,7 +1,6 @@
 //! Saving the state of a run, and reports of its checkpoints.
 
 use super::Run;
-use super::assemble::commented;
 use super::background_save::WrittenCheckpoint;
 use super::observer::Observer;
 use super::steps::exchange_error;
@@ -29,7 +28,7 @@ impl Run {
         let all = self.process_group.gather(&[u64::from(copies)]);
         let all = all.map_err(|error| exchange_error(self.position.step, "save", error))?;
         let copies = all.iter().all(|copies| copies[0] == 1);
-        let metrics = self.sink.unsynced()?;
+        let metrics = self.reports.sink.unsynced()?;
         let (loader, config, position) = (&self.corpus.loader, &self.config, &self.position);
         let written = self.checkpoints.begin(&mut self.learner, loader, config, position, metrics, copies)?;
         self.report_saved(written, watch, observer)
@@ -53,7 +52,7 @@ impl Run {
     ) -> Result<(), RunError> {
         let Some(WrittenCheckpoint { step, path, took }) = written else { return Ok(()) };
         if self.process_group.is_first() {
-            self.folder.write("config.toml", &commented(&self.config, &self.chosen))?;
+            self.folder.write("config.toml", &self.reports.config_text)?;
         }
         watch.save = watch.save.max(took);
         self.record(CheckpointSaved { step, path }, observer)

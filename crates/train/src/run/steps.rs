@@ -57,12 +57,12 @@ impl Run {
         if let Some(outcome) = self.evaluate_before_training(watch, observer)? {
             return Ok(outcome);
         }
-        if self.position.step < self.steps {
+        if self.position.step < self.schedule.steps() {
             self.checkpoints.prepare(&mut self.learner);
         }
         let mut flight = Flight { steps: VecDeque::new(), begun: Instant::now(), waited: Duration::ZERO };
         let mut progress = Progress::default();
-        while self.position.step < self.steps {
+        while self.position.step < self.schedule.steps() {
             if let Some(outcome) = self.before_step(&mut flight, watch, observer)? {
                 return Ok(outcome);
             }
@@ -97,7 +97,7 @@ impl Run {
         }
         if let Some(profiler) = &mut self.profiler {
             let acts = profiler.acts(step);
-            profiler.before_step(step, &mut self.learner, &self.folder, &self.hardware.device)?;
+            profiler.before_step(step, &mut self.learner, &self.folder, &self.reports.hardware.device)?;
             if acts {
                 flight.begun = Instant::now();
             }
@@ -141,7 +141,7 @@ impl Run {
     /// that is asked to end the run asks all, and all end after the same step.
     fn due(&mut self, watch: &Watch<'_>) -> Result<Due, RunError> {
         let step = self.position.step;
-        let last = step == self.steps;
+        let last = step == self.schedule.steps();
         let evaluate = match last {
             true => self.config.eval.at_end,
             false => is_due(step, self.config.eval.every.unwrap_or(0)),

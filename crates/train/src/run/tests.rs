@@ -4,8 +4,7 @@
 mod ranks;
 mod together;
 
-use super::assemble::Opened;
-use super::open::open;
+use super::open::{Opened, open};
 use super::snapshot::{CheckpointWriter, Snapshot};
 use super::watch::Watch;
 use super::{Observer, Outcome, Start};
@@ -157,7 +156,7 @@ fn a_save_that_is_under_way_when_the_steps_end_badly_is_completed() {
     else {
         panic!("it does not open")
     };
-    let metrics = run.sink.unsynced().expect("metrics");
+    let metrics = run.reports.sink.unsynced().expect("metrics");
     run.position.step = 3;
     assert!(run.checkpoints.can_copy(&mut run.learner));
     let begun = run.checkpoints.begin(

@@ -1,7 +1,6 @@
 //! Checkpoints that the ranks of one world write, and those of another read.
 
-use crate::equality::drawn;
-use crate::world::World;
+use crate::world::{World, drawn};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};

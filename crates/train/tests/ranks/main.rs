@@ -1,13 +1,12 @@
-//! Training steps of several ranks: threads that each run the program of the step on their micro-batches,
-//! with the lanes of each rank in another random order.
+//! Checkpoints of several ranks, which are threads. Their steps are those of the tests of crate `step`.
 
 mod checkpoints;
-#[path = "../common/mod.rs"]
+#[path = "../../../step/tests/common/mod.rs"]
 mod common;
+#[allow(dead_code, reason = "tests of steps use the rest")]
+#[path = "../../../step/tests/ranks/counting.rs"]
 mod counting;
-mod equality;
 mod failing_saves;
-mod programs;
-mod static_scales;
-mod traffic;
+#[allow(dead_code, reason = "tests of steps use the rest")]
+#[path = "../../../step/tests/ranks/world.rs"]
 mod world;

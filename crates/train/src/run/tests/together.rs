@@ -3,8 +3,7 @@
 use super::run_file;
 use crate::process_group::tests::on_ranks;
 use crate::run::Start;
-use crate::run::assemble::Opened;
-use crate::run::open::open;
+use crate::run::open::{Opened, open};
 use crate::run::watch::Watch;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;

@@ -62,6 +62,24 @@ pub(crate) fn seed() -> u64 {
     *SEED
 }
 
+/// Cases of a sample.
+const SAMPLE: usize = 24;
+
+/// All cases with XTRAIN_TEST_ALL=1, else a sample by a seed that a failure prints.
+pub(crate) fn drawn<T>(mut all: Vec<T>) -> Vec<T> {
+    if std::env::var("XTRAIN_TEST_ALL").is_ok_and(|value| value == "1") {
+        return all;
+    }
+    println!("a sample of {SAMPLE} of {} cases", all.len());
+    let rng = Philox::new(seed(), 0, 0);
+    let mut n = 0;
+    while all.len() > SAMPLE {
+        n += 1;
+        all.remove(rng.word(n) as usize % all.len());
+    }
+    all
+}
+
 /// A run of several ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct World {

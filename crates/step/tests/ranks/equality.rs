@@ -1,30 +1,12 @@
 //! Equal bits on all ranks and in all worlds, and results near those of one process.
 
 use crate::common::relative;
-use crate::world::{RankRun, World, seed, whole, whole_gradients};
+use crate::world::{RankRun, World, drawn, whole, whole_gradients};
 use std::collections::BTreeMap;
 use xtrain_model::{Family, Recipe};
 use xtrain_program::{Gather, Reduce, Shard, StateKind};
 use xtrain_step::learner::Learner;
-use xtrain_tensor::{DType, Philox};
-
-/// Cases of a sample.
-const SAMPLE: usize = 24;
-
-/// All cases with XTRAIN_TEST_ALL=1, else a sample by a seed that a failure prints.
-pub(crate) fn drawn<T>(mut all: Vec<T>) -> Vec<T> {
-    if std::env::var("XTRAIN_TEST_ALL").is_ok_and(|value| value == "1") {
-        return all;
-    }
-    println!("a sample of {SAMPLE} of {} cases", all.len());
-    let rng = Philox::new(seed(), 0, 0);
-    let mut n = 0;
-    while all.len() > SAMPLE {
-        n += 1;
-        all.remove(rng.word(n) as usize % all.len());
-    }
-    all
-}
+use xtrain_tensor::DType;
 
 /// The worlds of these numbers of ranks and replicas: every recipe, tied or not, with accumulation or not,
 /// cut or not.

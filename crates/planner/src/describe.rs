@@ -7,7 +7,7 @@ use xtrain_step::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_step::training_spec::TrainingSpec;
 
 /// A short description of the model.
-pub(super) fn describe(spec: &TrainingSpec) -> String {
+pub fn describe(spec: &TrainingSpec) -> String {
     let fp8 = match spec.recipe.is_fp8() {
         true => {
             let layers = linear_gemms(spec);
@@ -23,7 +23,7 @@ pub(super) fn describe(spec: &TrainingSpec) -> String {
 }
 
 /// Warns of an FP8 recipe that leaves all GEMMs in bf16, which no other output of the run shows.
-pub(super) fn warn_of_no_fp8(spec: &TrainingSpec) {
+pub fn warn_of_no_fp8(spec: &TrainingSpec) {
     let layers = linear_gemms(spec);
     warn_of_bf16_head(spec, &layers);
     if !spec.recipe.is_fp8() || layers.iter().flat_map(|linear| &linear.gemms).any(Result::is_ok) {

@@ -12,7 +12,7 @@ const JUMP: f64 = 1.1;
 
 /// The learning rates around a resume with another schedule than that of the checkpoint.
 #[derive(Clone, Debug)]
-pub(super) struct Rates {
+pub struct Rates {
     /// Steps that are done.
     done: u64,
     /// Rate of the last step that is done.
@@ -24,13 +24,15 @@ pub(super) struct Rates {
     steps: [u64; 2],
     /// The first step of the decay of kind `wsd`, if it is ahead.
     decay_from: Option<u64>,
-    pub(super) jump: Option<Jump>,
+    /// The jump from one to the other, if it is one.
+    pub jump: Option<Jump>,
 }
 
 /// A jump of the learning rate.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Jump {
-    pub(super) is_up: bool,
+pub struct Jump {
+    /// True if the rate rises.
+    pub is_up: bool,
     /// How to avoid it; `None` if the rate falls, or was set on purpose.
     advice: Option<String>,
 }
@@ -38,7 +40,7 @@ pub(super) struct Jump {
 impl Rates {
     /// The rates after `done` steps of a run of the configuration `before`, and now; `None` if they follow
     /// one schedule, or if no step is done or left.
-    pub(super) fn compare(before: &Config, now: &Config, epoch_tokens: u64, done: u64) -> Option<Self> {
+    pub fn compare(before: &Config, now: &Config, epoch_tokens: u64, done: u64) -> Option<Self> {
         let steps = |config: &Config| config.train.total_steps(config.data.seq_len, Some(epoch_tokens));
         let steps = [steps(before)?, steps(now)?];
         let [old, new] = [Schedule::from_config(before, steps[0]), Schedule::from_config(now, steps[1])];

@@ -10,25 +10,27 @@ use std::time::Duration;
 
 /// A track: its process and thread, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Track {
+pub struct Track {
+    /// Number of the process.
     pub process: u32,
+    /// Number of the thread in it.
     pub thread: u32,
 }
 
 /// A trace under construction.
-pub(super) struct Trace {
+pub struct Trace {
     about: Value,
     events: Vec<Value>,
 }
 
 impl Trace {
     /// An empty trace; `about` describes it.
-    pub(super) fn new(about: Value) -> Self {
+    pub fn new(about: Value) -> Self {
         Trace { about, events: Vec::new() }
     }
 
     /// Names a track and its process.
-    pub(super) fn name(&mut self, track: Track, process: &str, thread: &str) {
+    pub fn name(&mut self, track: Track, process: &str, thread: &str) {
         let Track { process: pid, thread: tid } = track;
         for (what, args) in [
             ("process_name", json!({ "name": process })),
@@ -40,7 +42,7 @@ impl Trace {
     }
 
     /// Adds an activity from `begin` to `end`, both relative to the start of the trace.
-    pub(super) fn slice(
+    pub fn slice(
         &mut self,
         track: Track,
         name: &str,
@@ -62,7 +64,7 @@ impl Trace {
     }
 
     /// The file, one event per line.
-    pub(super) fn into_json(self) -> String {
+    pub fn into_json(self) -> String {
         let events: Vec<String> = self.events.iter().map(Value::to_string).collect();
         let (about, events) = (self.about, events.join(",\n"));
         format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{about},\"traceEvents\":[\n{events}\n]}}\n")

@@ -7,21 +7,19 @@
 //! Tracing changes no result. All ranks time the same steps, because NCCL needs collectives that are either
 //! in a graph on all ranks or on none; rank 0 writes the trace.
 
-mod chrome;
-
 use crate::error::RunError;
 use crate::folder::RunFolder;
-use chrome::{Trace, Track};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
+use xtrain_planner::estimate::Work;
 use xtrain_program::{Instance, Lane, Program};
+use xtrain_report::chrome::{Trace, Track};
 use xtrain_report::metrics::format::percent;
 use xtrain_runtime::{Part, ProgramId, Timed, TimedWork, Timing};
 use xtrain_step::error::LearnError;
 use xtrain_step::learner::Learner;
 use xtrain_step::spans;
-use xtrain_tensor::TensorType;
 
 /// Steps of a run to trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -295,14 +293,14 @@ struct OpLabel {
     track: Track,
     name: String,
     role: &'static str,
-    work: OpWork,
+    work: Work,
     args: Value,
 }
 
 impl OpLabel {
     fn new(program: &Program, instance: &Instance) -> Self {
         let (op, origin, work) =
-            (instance.code.op().name(), &instance.origin, OpWork::from_instance(program, instance));
+            (instance.code.op().name(), &instance.origin, Work::from_instance(program, instance));
         let mut args = json!({
             "op": op,
             "block": origin.block,
@@ -352,24 +350,6 @@ impl OpLabel {
             args["GB/s"] = json!(self.work.bytes as f64 / seconds / 1e9);
         }
         args
-    }
-}
-
-/// Work of one run of an op.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct OpWork {
-    /// Floating-point operations.
-    pub flops: f64,
-    /// Bytes of all operands, each once.
-    pub bytes: usize,
-}
-
-impl OpWork {
-    /// Operations and operands of `instance`.
-    pub fn from_instance(program: &Program, instance: &Instance) -> Self {
-        let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
-        let bytes = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
-        OpWork { flops: instance.code.op().cost(&inputs, &outputs).flops(), bytes }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Static scales on several ranks: the bits of delayed scaling that is frozen at them, in all modes.
 
 use crate::common::delayed_scales;
-use crate::equality::{assert_alike, drawn, equal_one_process};
-use crate::world::{FixedScales, RankRun, STEPS, World, whole};
+use crate::equality::{assert_alike, equal_one_process};
+use crate::world::{FixedScales, RankRun, STEPS, World, drawn, whole};
 use std::sync::Arc;
 use xtrain_distributed::Alone;
 use xtrain_model::{Family, Recipe, StaticScales};

@@ -1,0 +1,11 @@
+//! Training steps of several ranks: threads that each run the program of the step on their micro-batches,
+//! with the lanes of each rank in another random order.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod counting;
+mod equality;
+mod programs;
+mod static_scales;
+mod traffic;
+mod world;

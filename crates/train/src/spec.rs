@@ -7,6 +7,7 @@ use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
 use crate::static_scales;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
+use xtrain_checkpoint::CheckpointError;
 use xtrain_config::{Config, Facts, Parsed, TokenizerChoice};
 use xtrain_data::{DataError, Split, Take, TextFiles, TokenStream, Tokenizer, learn, list};
 use xtrain_planner::planned::{Planned, planned_for};
@@ -90,7 +91,9 @@ fn characters(config: &Config) -> Result<VocabularySize, RunError> {
         let options = corpus::input_options(config, source);
         match list(&[locate(config, &source.path)], Take::OfFolders(Split::Train)) {
             Ok(listing) => texts.push(TextFiles { inputs: listing.files, options }),
-            Err(DataError::Io { source: error, .. }) if error.kind() == ErrorKind::NotFound => {
+            Err(DataError::File(CheckpointError::Io { source: error, .. }))
+                if error.kind() == ErrorKind::NotFound =>
+            {
                 let why = format!("{} does not exist, so all characters of Unicode are counted", source.path);
                 // Plus the end-of-document token.
                 return Ok(VocabularySize { size: Some(UNICODE_CHARACTERS + 1), bound: Some(why) });

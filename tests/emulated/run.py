@@ -72,6 +72,9 @@ SHARES = {
     "": 1.0,
 }
 OTHERS_SHARE = 0.02
+# With --small, a fixed share of what cover.txt lists of these suites runs, with a fixed seed. tests/passed.py says when: if no file has changed
+# that could change their results. The other suites run as ever.
+SMALL_SUITES, SMALL_SHARE, SMALL_SEED = "(cuda|ops)/", 0.15, 1
 # Seconds of the longest test that `run.sh races` may run, without the search for races, and tests that it always runs if they have run.
 RACES_SECONDS = 8
 RACES_ALSO = "cuda/card block_scaled_gemms_.*_272x400x656_e4m3_e4m3|ops/grouped runs_of_(fprop_in_bf16|wgrad_in_fp8)"
@@ -146,7 +149,23 @@ def first(table, name):
     return next((value for pattern, value in table.items() if re.match(pattern, name)), None)
 
 
-def choose(seed, only, arch, is_all):
+def seed_of(name, seed, small):
+    """The seed of a test: of the sample, or the fixed one."""
+    return SMALL_SEED if small and re.match(SMALL_SUITES, name) else seed
+
+
+def chance(full, arch, main, cover, small):
+    """The share of samples that contain a test on an architecture, of which `main` counts as the main one."""
+    if small and re.match(SMALL_SUITES, full):
+        return SMALL_SHARE if full in cover and arch == MAIN else 0.0
+    if arch in (first(ALSO, full) or []):
+        return 1.0
+    if arch not in (MAIN, main):
+        return OTHERS_SHARE
+    return 1.0 if full in cover else first(SHARES, full)
+
+
+def choose(seed, only, arch, is_all, small=False):
     """The tests to run, the tests of the main architecture that the sample leaves out, and the skipped ones with their reasons."""
     chosen, left_out, skipped = [], [], []
     cover = set(COVER.read_text().splitlines())
@@ -160,10 +179,10 @@ def choose(seed, only, arch, is_all):
             if reason := first(SKIPPED, full):
                 skipped.append(f"{full}: {reason}")
                 continue
-            share = 1.0 if only or full in cover else first(SHARES, full)
             for one in first(NEEDS, full) or [MAIN, *OTHERS]:
-                is_main, is_also = one in (MAIN, arch), one in (first(ALSO, full) or [])
-                drawn = is_all or is_also or draw(seed, full, one) < (share if is_main else OTHERS_SHARE)
+                is_main = one in (MAIN, arch)
+                share = 1.0 if is_all or (only and is_main) else chance(full, one, arch, cover, small)
+                drawn = draw(seed_of(full, seed, small), full, one) < share
                 if arch in (None, one) and (drawn or is_main):
                     (chosen if drawn else left_out).append(Test(suite, binary, name, one))
     return chosen, left_out, skipped
@@ -261,8 +280,8 @@ def processor_seconds():
 class Results:
     """Runs tests and collects the results."""
 
-    def __init__(self, seed, out, jobs, settings):
-        self.seed, self.out, self.jobs, self.settings = seed, out, jobs, settings
+    def __init__(self, seed, out, jobs, settings, small=False):
+        self.seed, self.out, self.jobs, self.settings, self.small = seed, out, jobs, settings, small
         self.seconds, self.failures, self.passed = {}, [], 0
         self.begun, self.used = time.monotonic(), processor_seconds()
         self.past = past_seconds(out)
@@ -271,14 +290,15 @@ class Results:
         # The longest tests start first; the seed orders tests of unknown duration.
         tests = sorted(tests, key=lambda test: (-seconds(test, self.past), draw(self.seed, str(test))))
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            futures = {pool.submit(run, test, self.seed, self.out, self.settings): test for test in tests}
+            seed = lambda test: seed_of(str(test), self.seed, self.small)
+            futures = {pool.submit(run, test, seed(test), self.out, self.settings): test for test in tests}
             for done in concurrent.futures.as_completed(futures):
                 test, (has_passed, took, text) = futures[done], done.result()
                 self.passed += has_passed
                 self.seconds[str(test)] = round(took, 2)
                 if not has_passed:
                     self.failures.append(str(test))
-                    print(f"FAILED {test} with XTRAIN_TEST_SEED={self.seed} ({took:.1f} s)\n{text}", flush=True)
+                    print(f"FAILED {test} with XTRAIN_TEST_SEED={seed(test)} ({took:.1f} s)\n{text}", flush=True)
                 if len(self.seconds) % 100 == 0:
                     print(f"{len(self.seconds)} tests after {time.monotonic() - self.begun:.0f} s", flush=True)
         (self.out / "seconds.json").write_text(json.dumps(self.past | self.seconds, indent=0))
@@ -373,6 +393,7 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--all", action="store_true", help="run every test on every architecture")
     arguments.add_argument("--only", default="", help="run all tests whose suite and name contain this text")
+    arguments.add_argument("--small", action="store_true", help="run a small fixed part of the suites of kernels and of the engine")
     arguments.add_argument("--arch", help="run on this architecture only")
     arguments.add_argument("--races", action="store_true", help="find data races; without --only in the cheapest tests that launch every variant")
     arguments.add_argument("--cover", action="store_true", help="afterwards, write the cheapest tests that launch every variant to cover.txt")
@@ -381,6 +402,8 @@ def main():
     arguments = arguments.parse_args()
     if arguments.cover and (arguments.only or arguments.arch or arguments.races):
         sys.exit("--cover needs the tests of all suites: leave out --only, --arch and --races")
+    if arguments.small and (arguments.all or arguments.only or arguments.arch or arguments.cover):
+        sys.exit("--small is a sample of its own: leave out --all, --only, --arch and --cover")
     if arguments.all:
         os.environ["XTRAIN_TEST_SAMPLE"] = "0"
     seed = seed_of_sample()
@@ -395,16 +418,16 @@ def main():
         if kept.suffix != ".cubin":
             kept.unlink()
 
-    chosen, left_out, skipped = choose(seed, arguments.only, arguments.arch, arguments.all)
+    chosen, left_out, skipped = choose(seed, arguments.only, arguments.arch, arguments.all, arguments.small)
     if not chosen:
         sys.exit(f"no test has `{arguments.only}` in its suite and name")
     if arguments.races and not arguments.only:
         chosen, skipped = for_races(chosen + left_out, arguments.out)
         if not chosen:
             sys.exit("`run.sh races` chooses among the tests of a run before it: `run.sh`")
-    results = Results(seed, out, arguments.jobs, settings)
+    results = Results(seed, out, arguments.jobs, settings, arguments.small)
     results.run(chosen)
-    if not arguments.only and not arguments.races and arguments.arch is None:
+    if not (arguments.only or arguments.races or arguments.small) and arguments.arch is None:
         missing = complete(results, chosen, left_out, variants())
         results.failures += [f"no test launches {what}" for what in sorted(missing)]
         if arguments.cover and not results.failures:

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs the GPU tests on an emulated GPU: a sample, or all with --all. `run.sh kernels` compiles all kernels before, `run.sh races` finds data
-# races, `run.sh faults` checks that tests catch known faults. See README.md.
+# races, `run.sh faults` checks that tests catch known faults, `run.sh speed` measures. See README.md.
 # Needs Rust and Python 3.11 with venv. NVRTC comes from PyPI unless XTRAIN_EMULATOR_NVRTC names a libnvrtc.so.13.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 . tests/nvrtc.sh
-# Cargo builds the emulator's library with its tests. `--workspace` keeps the features of dependencies, so that nothing is compiled again.
+# Cargo builds the emulator's library with its test `kernel`. `--workspace` keeps the features of dependencies, so that nothing is compiled
+# again.
 cargo test --workspace --no-run --test forms --test kernel
 # Links NVIDIA's library names to the emulator. The last file is empty and fails to load, so that no real library is found elsewhere.
 folder=$target/emulated/lib
@@ -28,6 +29,11 @@ if [ "${1:-}" = kernels ]; then
     grep -q " 0 ignored" "$target/emulated/kernels.log"
     exit
 fi
+if [ "${1:-}" = speed ]; then
+    # Kernels are compiled anew: the preparation of training is measured with it.
+    XTRAIN_CACHE=$(mktemp -d) cargo test --workspace --bench steps --bench training_step
+    exit
+fi
 if [ "${1:-}" = faults ]; then
     program=faults
     shift
@@ -36,10 +42,15 @@ if [ "${1:-}" = races ]; then
     shift
     set -- --races "$@"
 fi
+# All tests of one binary; it fails if some are ignored.
+run_tests() {
+    cargo test --workspace --test "$1" | tee "$target/emulated/$1.log"
+    grep -q " 0 ignored" "$target/emulated/$1.log"
+}
 if [ "$program $*" = "run " ]; then
-    # A new instruction form in a kernel fails here by name; and the kernel of docs/kernels.md.
-    XTRAIN_TEST_SAMPLE=1 XTRAIN_EMULATOR=$ptx cargo test --workspace --test forms | tee "$target/emulated/forms.log"
-    XTRAIN_EMULATOR=${ptx}races=1 cargo test --workspace --test kernel | tee --append "$target/emulated/forms.log"
-    [ "$(grep -c " 0 ignored" "$target/emulated/forms.log")" = 2 ]
+    # A new instruction form in a kernel fails here by name.
+    XTRAIN_TEST_SAMPLE=1 XTRAIN_EMULATOR=$ptx run_tests forms
+    # The kernel of docs/kernels.md.
+    XTRAIN_EMULATOR=${ptx}races=1 run_tests kernel
 fi
 exec python3 "tests/emulated/$program.py" --out "$target/emulated" "$@"

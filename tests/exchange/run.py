@@ -63,6 +63,10 @@ TAKEN_IN = {
 }
 
 
+# With --small, these models run in mlx alone, and these folders go in and out: tests/passed.py says when.
+SMALL_MODELS, SMALL_TAKEN_IN, SMALL_ROUND_TRIPS = ["qwen3", "qwen3_moe", "fp8"], ["qwen2-v5"], ["qwen3-v5", "mixtral-v4"]
+
+
 def wrong_theta(config):
     config["rope_theta"] = config["rope_parameters"]["rope_theta"] = 10_000.0
 
@@ -277,6 +281,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--xtrain", required=True, help="the binary")
     parser.add_argument("--candle", required=True, help="the binary of tests/exchange/candle")
+    parser.add_argument("--small", action="store_true", help="a few models, in mlx alone")
     parser.add_argument("--work", required=True, help="a folder to work in; emptied first")
     parser.add_argument("--transformers", action="append", default=[], metavar="PYTHON")
     arguments = parser.parse_args()
@@ -284,20 +289,22 @@ def main():
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     xtrain = Xtrain(arguments.xtrain)
-    engines = [
-        Engine("mlx", [sys.executable, str(HERE / "engine_mlx.py")]),
-        Engine("candle", [str(Path(arguments.candle).resolve())]),
-    ]
+    engines = [Engine("mlx", [sys.executable, str(HERE / "engine_mlx.py")])]
+    models, taken_in, round_trips = list(MODELS), list(TAKEN_IN), [variant.name for variant in elsewhere.VARIANTS]
+    if arguments.small:
+        models, taken_in, round_trips = SMALL_MODELS, SMALL_TAKEN_IN, SMALL_ROUND_TRIPS
+    else:
+        engines.append(Engine("candle", [str(Path(arguments.candle).resolve())]))
     for number, python in enumerate(arguments.transformers):
         engines.append(Engine(f"transformers{number}", [python, str(HERE / "engine_transformers.py")]))
 
     started = time.time()
     questions = Questions(xtrain, work)
-    for name in MODELS:
+    for name in models:
         questions.made_here(name)
-    for name in TAKEN_IN:
+    for name in taken_in:
         questions.taken_in(name)
-    print(f"{len(MODELS)} models made here, {len(TAKEN_IN)} taken in: {time.time() - started:.0f}s", flush=True)
+    print(f"{len(models)} models made here, {len(taken_in)} taken in: {time.time() - started:.0f}s", flush=True)
     results = []
     for engine in engines:
         started = time.time()
@@ -313,11 +320,11 @@ def main():
                 results.append(judge_excused(name, weights, version, excuse, answer, ours))
     results.sort(key=lambda r: list({**MODELS, **TAKEN_IN}).index(r.model))
     print(f"\n{TOKENS} greedy tokens each; decisive: best logit minus second > 10 x the largest difference of the step's logits")
-    print(f"made elsewhere, taken in, trained on and exported here: {', '.join(TAKEN_IN)}\n")
+    print(f"made elsewhere, taken in, trained on and exported here: {', '.join(taken_in)}\n")
     print(table(results))
     faults = [f"{r.name}: {fault}" for r in results for fault in r.faults]
     started = time.time()
-    rows, lost = round_trip.check(xtrain, work / "round-trip")
+    rows, lost = round_trip.check(xtrain, work / "round-trip", round_trips)
     print(f"\nmodels made elsewhere, in through init_from and out again ({time.time() - started:.0f}s)\n")
     print(align(rows))
     faults += lost

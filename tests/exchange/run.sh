@@ -5,6 +5,7 @@
 #     tests/exchange/run.sh
 #     tests/exchange/run.sh --transformers /path/to/python   # also transformers, in a Python that has it with torch
 #     XTRAIN=target/release/xtrain tests/exchange/run.sh     # a binary that is there already
+#     tests/exchange/run.sh --small                          # a few models, in mlx-lm alone
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=tests/exchange
@@ -15,8 +16,10 @@ if [ -z "${XTRAIN:-}" ]; then
   cargo build --quiet --locked -p xtrain
   XTRAIN=$target/debug/xtrain
 fi
-# Of its own target folder: other versions and flags of crates that both use.
-cargo build --quiet --locked --manifest-path $here/candle/Cargo.toml --target-dir "$target/exchange-candle"
+if [[ " $* " != *" --small "* ]]; then
+  # Of its own target folder: other versions and flags of crates that both use.
+  cargo build --quiet --locked --manifest-path $here/candle/Cargo.toml --target-dir "$target/exchange-candle"
+fi
 
 # Made anew where the list of packages has changed, or the making was cut off.
 venv=$target/exchange-venv

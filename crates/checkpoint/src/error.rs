@@ -133,7 +133,8 @@ impl CheckpointError {
         }
     }
 
-    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> CheckpointError {
+    /// The error of an operation on `path`: a verb, such as "open".
+    pub fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> CheckpointError {
         let path = path.to_path_buf();
         move |source| CheckpointError::Io { path, action, source }
     }

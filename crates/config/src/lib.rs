@@ -41,6 +41,9 @@ mod unknown;
 mod value;
 
 #[cfg(test)]
+#[path = "../../../tests/messages.rs"]
+mod messages;
+#[cfg(test)]
 mod tests;
 
 use std::path::Path;

@@ -6,7 +6,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use xtrain_checkpoint::{CheckpointError, advice};
+use xtrain_checkpoint::CheckpointError;
 
 /// The result type of this crate.
 pub type Result<T> = std::result::Result<T, DataError>;
@@ -14,20 +14,9 @@ pub type Result<T> = std::result::Result<T, DataError>;
 /// Errors of tokenizers, input files, shards and the loader.
 #[derive(thiserror::Error)]
 pub enum DataError {
-    /// An operation of the operating system failed.
-    #[error("{}: cannot {action}: {source}{}", path.display(), advice(source))]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// The operation, as a verb: "open", "write the shard".
-        action: &'static str,
-        /// The system's error.
-        #[source]
-        source: io::Error,
-    },
-    /// A file could not be written.
+    /// A file or folder could not be opened, read or written.
     #[error(transparent)]
-    Write(#[from] CheckpointError),
+    File(#[from] CheckpointError),
     /// An input file cannot be read as documents.
     #[error("{}, {location}: {problem}; {advice}", path.display())]
     Input {
@@ -82,14 +71,14 @@ impl DataError {
     /// True if the user can fix the cause (files, options, disk); false for a bug of this program.
     pub fn is_users(&self) -> bool {
         match self {
-            DataError::Write(error) => error.is_users(),
+            DataError::File(error) => error.is_users(),
             other => !matches!(other, DataError::Internal(_)),
         }
     }
 
     pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> DataError {
-        let path = path.to_path_buf();
-        move |source| DataError::Io { path, action, source }
+        let error = CheckpointError::io(path, action);
+        move |source| DataError::File(error(source))
     }
 
     pub(crate) fn input(

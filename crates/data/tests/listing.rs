@@ -1,7 +1,11 @@
 //! Names, folders and patterns list the files that a user means: one split of several, and each text once.
 
+#[path = "../../../tests/messages.rs"]
+mod messages;
+
 use std::path::{Path, PathBuf};
 
+use messages::assert_message;
 use tempfile::TempDir;
 use xtrain_data::{DataError, Listing, Split, Take, list, list_inputs};
 
@@ -387,7 +391,7 @@ fn configurations_without_a_default_are_alternatives() {
     let card = "configs:\n- config_name: en\n  data_files: en/**\n- config_name: fr\n  data_files:\n  - split: train\n    path: fr/a*";
     let place = with_card(&["en/a.jsonl", "fr/a.jsonl", "fr/b.jsonl"], card);
     let error = of_splits(place.path(), "")[0].clone().unwrap_err();
-    assert!(error.contains("several configurations (en, fr)"), "{error}");
+    assert_message("configurations without a default are alternatives", &error);
     // The advice works.
     let pattern = error.split("data.train = \"").nth(1).unwrap().trim_end_matches('"');
     assert_eq!(listed(place.path(), pattern, Take::OfFolders(Split::Train)).unwrap(), ["en/a.jsonl"]);
@@ -409,10 +413,7 @@ fn a_default_configuration_without_files_here_is_refused() {
         "configs:\n- config_name: default\n  data_files: a.jsonl\n- config_name: y\n  data_files: b.jsonl";
     let place = with_card(&["b.jsonl"], card);
     let error = of_splits(place.path(), "")[0].clone().unwrap_err();
-    assert!(
-        error.contains("the default configuration of its README.md, \"default\", has no file here"),
-        "{error}"
-    );
+    assert_message("a default configuration without files here is refused", &error);
     assert_eq!(of_splits(place.path(), "b*")[0].as_deref(), Ok("b.jsonl"));
 }
 

@@ -1,5 +1,8 @@
 //! Datasets and vocabularies are reused by later and concurrent runs, which overwrite nothing of one another.
 
+#[path = "../../../tests/messages.rs"]
+mod messages;
+
 mod common;
 
 use std::collections::BTreeMap;
@@ -8,6 +11,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use common::datasets::{all_tokens, contents, go_on, long_input, run, small_shards, write_files};
+use messages::assert_message;
 use xtrain_data::{
     DataError, InputOptions, LearnProgress, PrepareOptions, TextFiles, TokenStream, Tokenizer,
     VocabularyKind, learn_cached, learn_for_dataset, list_inputs, prepare, prepare_cached,
@@ -24,7 +28,7 @@ fn a_finished_dataset_is_reused_and_never_overwritten() {
     run(input.path(), &tokenizer, &options, out.path()).unwrap();
     assert_eq!(contents(out.path()), before);
     let other = run(input.path(), &tokenizer, &small_shards(7), out.path()).unwrap_err().to_string();
-    assert!(other.contains("already contains a dataset"), "{other}");
+    assert_message("a finished dataset is reused and never overwritten", &other);
     write_files(input.path(), &["hello, changed".to_owned()]);
     assert!(run(input.path(), &tokenizer, &options, out.path()).is_err());
     assert_eq!(contents(out.path()), before);
@@ -204,7 +208,7 @@ fn a_vocabulary_learned_for_a_dataset_is_reused() {
     let finished = contents(&out);
     assert_eq!(learn(262, true).unwrap().hash(), tokenizer.hash());
     let message = learn(261, false).unwrap_err().to_string();
-    assert!(message.contains("already contains a dataset of other"), "{message}");
+    assert_message("a vocabulary learned for a dataset is reused", &message);
     assert_eq!(contents(&out), finished);
     fs::create_dir(parent.path().join("mine")).unwrap();
     fs::write(parent.path().join("mine/thesis.doc"), "important").unwrap();

@@ -8,6 +8,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use vocabularies::{TEXT, load_json, saved_json, train_bpe, trained, tricky_text};
+use xtrain_checkpoint::CheckpointError;
 use xtrain_data::{BeginOfDocument, DataError, SpecialTokens, Tokenizer};
 
 #[test]
@@ -264,7 +265,7 @@ fn the_error_says_that_a_folder_or_file_is_not_a_tokenizer() {
     let empty = tempfile::tempdir().unwrap();
     let error = |path: &Path| Tokenizer::load(path).unwrap_err();
     assert!(error(empty.path()).to_string().contains("no tokenizer.json"));
-    assert!(matches!(error(&empty.path().join("absent")), DataError::Io { .. }));
+    assert!(matches!(error(&empty.path().join("absent")), DataError::File(CheckpointError::Io { .. })));
     let file = empty.path().join("tokenizer.json");
     for content in ["", "{", "[]", "{}", r#"{"model": 3}"#] {
         std::fs::write(&file, content).unwrap();

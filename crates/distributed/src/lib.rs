@@ -11,6 +11,9 @@ mod error;
 mod files;
 mod launch;
 mod limits;
+#[cfg(test)]
+#[path = "../../../tests/messages.rs"]
+mod messages;
 mod net;
 mod one_of;
 mod tcp;

@@ -33,6 +33,9 @@ pub mod grouped_scaled_matmul;
 pub mod groups;
 pub mod linear;
 pub mod linear_cross_entropy;
+#[cfg(test)]
+#[path = "../../../tests/messages.rs"]
+mod messages;
 pub mod normal;
 mod on_gpu;
 pub mod pack_sums;

@@ -15,6 +15,7 @@ use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use xtrain_checkpoint::CheckpointError;
 use xtrain_config::{Config, DataSource, DataSources, TokenizerChoice};
 use xtrain_data::{
     DataError, Dataset, DocumentMask, InputFile, InputOptions, LearnProgress, Listing, Loader, LoaderOptions,
@@ -355,7 +356,7 @@ impl Opening<'_> {
             false => format!("--set {}=FILE names another text", key.name()),
         };
         match &error {
-            RunError::Data(DataError::Io { path, source, .. })
+            RunError::Data(DataError::File(CheckpointError::Io { path, source, .. }))
                 if source.kind() == ErrorKind::NotFound && path.is_relative() =>
             {
                 let places = self.sources.places();

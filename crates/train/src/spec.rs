@@ -8,6 +8,7 @@ use crate::static_scales;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::Path;
+use xtrain_checkpoint::CheckpointError;
 use xtrain_config::{Facts, Parsed, TokenizerChoice};
 use xtrain_data::{DataError, Split, Take, TextFiles, TokenStream, Tokenizer, learn, list};
 use xtrain_planner::planned::{Planned, planned_for};
@@ -100,9 +101,10 @@ fn characters(sources: &Sources<'_>) -> Result<VocabularySize, RunError> {
         let options = corpus::input_options(sources.config, &source.named);
         match list(&[&source.path], Take::OfFolders(Split::Train)) {
             Ok(listing) => texts.push(TextFiles { inputs: listing.files, options }),
-            Err(DataError::Io { source: error, .. }) if error.kind() == ErrorKind::NotFound => {
-                let why =
-                    format!("{} does not exist, so all characters of Unicode are counted", source.named.path);
+            Err(DataError::File(CheckpointError::Io { source: error, .. }))
+                if error.kind() == ErrorKind::NotFound =>
+            {
+                let why = format!("{} does not exist, so all characters of Unicode are counted", source.named.path);
                 // Plus the end-of-document token.
                 return Ok(VocabularySize { size: Some(UNICODE_CHARACTERS + 1), bound: Some(why) });
             }

@@ -4,6 +4,7 @@ use crate::error::RunError;
 use crate::source::looks_like_a_hub_id;
 use std::io::ErrorKind;
 use std::path::Path;
+use xtrain_checkpoint::CheckpointError;
 use xtrain_data::{DataError, Listing, Take, shell_quoted};
 
 /// Lists the files of texts.
@@ -32,7 +33,7 @@ pub fn log(listing: &Listing) {
 
 /// Advice for a text that does not exist, if its name may be that of a data set of the Hugging Face Hub.
 fn hint(error: &DataError) -> Option<String> {
-    let DataError::Io { path, source, .. } = error else { return None };
+    let DataError::File(CheckpointError::Io { path, source, .. }) = error else { return None };
     let name = path.to_str().filter(|_| source.kind() == ErrorKind::NotFound)?;
     may_be_of_the_hub(name)
         .then(|| format!("if it is a data set of the Hugging Face Hub, {}", download(name)))

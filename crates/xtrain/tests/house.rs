@@ -32,6 +32,16 @@ const FLOORS: [(&str, u32); 19] = [
     ("xtrain", 11),
 ];
 
+/// Dependencies of tests that are not of a lower floor, as crate and dependency. Tests obey the floors too,
+/// so that a crate can be taken out together with its tests.
+const DEPENDENCIES_OF_TESTS: [(&str, &str); 3] = [
+    // The emulator is tested through the calls of the product.
+    ("emulator", "cuda"),
+    ("emulator", "tensor"),
+    // An engine runs every op. The engines name no op, so there is no cycle.
+    ("ops", "runtime"),
+];
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -41,10 +51,10 @@ fn floor(name: &str) -> u32 {
     found.unwrap_or_else(|| panic!("crate `{name}` has no floor: add it here and to ARCHITECTURE.md")).1
 }
 
-/// Our crates in the section `[dependencies]` of a manifest.
-fn dependencies(manifest: &str) -> Vec<String> {
-    let section = manifest.split("\n[").find(|s| s.starts_with("dependencies]")).unwrap_or("");
-    names(section)
+/// Our crates in a section of a manifest, such as `dependencies`.
+fn dependencies(manifest: &str, section: &str) -> Vec<String> {
+    let header = format!("{section}]");
+    names(manifest.split("\n[").find(|s| s.starts_with(&header)).unwrap_or(""))
 }
 
 /// Our crates that a section of a manifest names at the start of a line.
@@ -59,22 +69,57 @@ fn names(section: &str) -> Vec<String> {
 
 #[test]
 fn crates_depend_downward_only() {
-    let mut seen = 0;
+    let (mut seen, mut seen_in_tests, mut excepted) = (0, 0, Vec::new());
     for entry in fs::read_dir(root().join("crates")).expect("crates/") {
         let folder = entry.expect("an entry").path();
         let name = folder.file_name().expect("a name").to_string_lossy().into_owned();
         let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a manifest");
-        for dependency in dependencies(&manifest) {
+        let check = |dependency: &str, of: &str| {
             assert!(
-                floor(&dependency) < floor(&name),
-                "{name} (floor {}) depends on {dependency} (floor {})",
+                floor(dependency) < floor(&name),
+                "{name}{of} (floor {}) depends on {dependency} (floor {})",
                 floor(&name),
-                floor(&dependency)
+                floor(dependency)
             );
+        };
+        for dependency in dependencies(&manifest, "dependencies") {
+            check(&dependency, "");
             seen += 1;
+        }
+        for dependency in dependencies(&manifest, "dev-dependencies") {
+            let edge = (name.as_str(), dependency.as_str());
+            // A crate names itself to have a feature in its tests.
+            if dependency == name {
+                continue;
+            } else if DEPENDENCIES_OF_TESTS.contains(&edge) {
+                excepted.push(edge.0.to_owned() + " " + edge.1);
+            } else {
+                check(&dependency, "'s tests");
+            }
+            seen_in_tests += 1;
         }
     }
     assert!(seen > 10, "only {seen} dependencies were found: is the manifest still read right?");
+    assert!(seen_in_tests > 2, "only {seen_in_tests} dependencies of tests were found");
+    excepted.sort();
+    assert_eq!(excepted, DEPENDENCIES_OF_TESTS.map(|(name, dependency)| format!("{name} {dependency}")));
+}
+
+/// The upper bound of a time in milliseconds, in pieces, so that this file does not contain it.
+const SHORT_TIMES: [&str; 2] =
+    [concat!("< Duration::", "from_millis("), concat!("<= Duration::", "from_millis(")];
+
+/// A loaded machine misses such a bound. Tests wait for a channel, or count.
+#[test]
+fn no_test_asserts_that_something_takes_less_than_a_second() {
+    let mut found = Vec::new();
+    for path in files_of_crates().into_iter().filter(|path| path.extension().is_some_and(|e| e == "rs")) {
+        let text = fs::read_to_string(&path).expect("a source file");
+        let lines = text.lines().enumerate();
+        let short = lines.filter(|(_, line)| SHORT_TIMES.iter().any(|time| line.contains(time)));
+        found.extend(short.map(|(n, line)| format!("{}:{}: {}", path.display(), n + 1, line.trim())));
+    }
+    assert!(found.is_empty(), "wait for a channel or count instead:\n{}", found.join("\n"));
 }
 
 #[test]

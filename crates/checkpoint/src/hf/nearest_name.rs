@@ -6,24 +6,10 @@ pub(super) fn nearest_name<'a>(name: &str, candidates: impl Iterator<Item = &'a 
     const MAX_CANDIDATES: usize = 20_000;
     candidates
         .take(MAX_CANDIDATES)
-        .map(|candidate| (edits(name, candidate), candidate))
+        .map(|candidate| (strsim::levenshtein(name, candidate), candidate))
         .min()
         .filter(|(edits, _)| edits * 2 < name.len())
         .map(|(_, candidate)| candidate)
-}
-
-/// Levenshtein distance in bytes.
-fn edits(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.bytes().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

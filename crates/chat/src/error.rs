@@ -5,7 +5,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A row, template or setting that cannot be used. The caller adds the place with [`ChatError::at`].
+/// A row, template or setting that cannot be used. The caller adds the place with [`ChatError::with_place`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}; {advice}")]
 pub struct ChatError {
@@ -22,7 +22,7 @@ impl ChatError {
     }
 
     /// This error with the file and row in which it was found.
-    pub fn at(self, place: &Place) -> ChatError {
+    pub fn with_place(self, place: &Place) -> ChatError {
         ChatError { problem: format!("{place}: {}", self.problem), ..self }
     }
 }

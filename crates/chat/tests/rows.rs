@@ -188,7 +188,7 @@ fn bad_rows_are_one_line_with_what_was_found_and_what_is_known() {
         assert!(said.contains(found), "{line}: {said}");
     }
     let place = Place::new(std::path::Path::new("data/a.jsonl"), 7);
-    let said = row("{}").expect_err("no keys").at(&place).to_string();
+    let said = row("{}").expect_err("no keys").with_place(&place).to_string();
     assert!(
         said.starts_with("data/a.jsonl, row 7: the row has no known keys (it has none); known are"),
         "{said}"

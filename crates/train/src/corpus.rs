@@ -152,7 +152,8 @@ impl<'a> Opening<'a> {
     fn corpus(mut self) -> Result<Corpus, RunError> {
         let data = &self.config.data;
         let train = self.inputs(DataKey::Train, &self.sources.train)?;
-        let valid = self.sources.valid.as_ref().map(|valid| self.inputs(DataKey::Valid, valid)).transpose()?;
+        let valid =
+            self.sources.valid.as_ref().map(|valid| self.inputs(DataKey::Valid, valid)).transpose()?;
         if let Missing::Prepare(_) = self.missing {
             [Some(&train), valid.as_ref()].into_iter().flatten().flatten().for_each(Input::log);
         }

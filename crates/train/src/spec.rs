@@ -104,7 +104,8 @@ fn characters(sources: &Sources<'_>) -> Result<VocabularySize, RunError> {
             Err(DataError::File(CheckpointError::Io { source: error, .. }))
                 if error.kind() == ErrorKind::NotFound =>
             {
-                let why = format!("{} does not exist, so all characters of Unicode are counted", source.named.path);
+                let why =
+                    format!("{} does not exist, so all characters of Unicode are counted", source.named.path);
                 // Plus the end-of-document token.
                 return Ok(VocabularySize { size: Some(UNICODE_CHARACTERS + 1), bound: Some(why) });
             }

@@ -45,7 +45,7 @@ pub struct Message {
 
 impl Message {
     /// A message of text.
-    pub fn of(role: Role, content: &str) -> Message {
+    pub fn new(role: Role, content: &str) -> Message {
         let keys = [("role", role.name()), ("content", content)];
         let keys = keys.into_iter().map(|(key, value)| (key.to_owned(), Value::from(value))).collect();
         Message { keys, role, is_trained: true }
@@ -171,7 +171,7 @@ pub(super) fn read_turn(value: &Value) -> Result<Message, ChatError> {
             ));
         }
     };
-    let mut message = Message::of(role, text);
+    let mut message = Message::new(role, text);
     message.is_trained = trained(value)?;
     Ok(message)
 }
@@ -194,7 +194,7 @@ fn read_call_turn(turn: &Value, text: &str) -> Result<Message, ChatError> {
             call => wrapped.push(serde_json::json!({"type": "function", "function": call})),
         }
     }
-    let mut message = Message::of(Role::Assistant, "");
+    let mut message = Message::new(Role::Assistant, "");
     message.keys.insert("tool_calls".to_owned(), Value::Array(wrapped));
     read_calls(&mut message.keys)?;
     message.is_trained = trained(turn)?;

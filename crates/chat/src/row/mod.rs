@@ -58,7 +58,7 @@ pub fn read_row(format: Format, row: &Map<String, Value>) -> Result<Row, ChatErr
             let mut messages = turns.iter().map(read).collect::<Result<Vec<_>, _>>()?;
             let starts_with_system = messages.first().is_some_and(|first| first.role() == Role::System);
             if let (Some(Value::String(system)), false) = (row.get("system"), starts_with_system) {
-                messages.insert(0, Message::of(Role::System, system));
+                messages.insert(0, Message::new(Role::System, system));
             }
             messages::conversation(messages, tools(row)?).map(Row::Chat)
         }
@@ -70,10 +70,12 @@ pub fn read_row(format: Format, row: &Map<String, Value>) -> Result<Row, ChatErr
                 Some(Value::String(input)) if input.trim().is_empty() => instruction.to_owned(),
                 Some(_) => format!("{instruction}\n\n{}", text(row, "input")?),
             };
-            let mut messages =
-                vec![Message::of(Role::User, &question), Message::of(Role::Assistant, text(row, "output")?)];
+            let mut messages = vec![
+                Message::new(Role::User, &question),
+                Message::new(Role::Assistant, text(row, "output")?),
+            ];
             if let Some(Value::String(system)) = row.get("system") {
-                messages.insert(0, Message::of(Role::System, system));
+                messages.insert(0, Message::new(Role::System, system));
             }
             messages::conversation(messages, None).map(Row::Chat)
         }

@@ -48,7 +48,9 @@ fn convert(json: &serde_json::Value, string: &dyn Fn(&str) -> Value) -> Value {
 }
 
 fn convert_object(keys: &Map<String, serde_json::Value>, string: &dyn Fn(&str) -> Value) -> Value {
-    Dict::of(keys.iter().map(|(key, value)| (key.as_str().into(), convert(value, string))).collect())
+    Dict::from_entries(
+        keys.iter().map(|(key, value)| (key.as_str().into(), convert(value, string))).collect(),
+    )
 }
 
 /// A float. One that `minijinja` prints as Python does is a number, any other an object.
@@ -80,7 +82,7 @@ pub(super) struct Dict {
 
 impl Dict {
     /// A dictionary with these entries, whose keys differ.
-    pub(super) fn of(entries: Vec<(Arc<str>, Value)>) -> Value {
+    pub(super) fn from_entries(entries: Vec<(Arc<str>, Value)>) -> Value {
         const SEARCHED: usize = 24;
         let index = || entries.iter().enumerate().map(|(at, (key, _))| (key.clone(), at)).collect();
         let index = (entries.len() > SEARCHED).then(index);

@@ -282,7 +282,7 @@ pub(super) fn dict_of(dict: Value) -> Result<Value, Error> {
             None => return Ok(dict),
         }
     }
-    Ok(data::Dict::of(entries))
+    Ok(data::Dict::from_entries(entries))
 }
 
 /// The function `dict`: a dictionary or pairs, and names.
@@ -307,7 +307,7 @@ pub(super) fn dict(args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     for name in kwargs.args().map(str::to_owned).collect::<Vec<_>>() {
         insert(&name, kwargs.get::<Value>(&name)?);
     }
-    Ok(data::Dict::of(entries))
+    Ok(data::Dict::from_entries(entries))
 }
 
 /// Maximum length of a range, as in the sandbox of Jinja2.

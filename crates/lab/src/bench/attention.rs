@@ -83,8 +83,7 @@ pub fn attention(
     for masked in [false, true] {
         let inputs = if masked { vec![("doc_start", starts.clone())] } else { Vec::new() };
         let (program, made) = program(shape, masked, orders, bench.dtype())?;
-        let works: Vec<OpWork> =
-            program.instances.iter().map(|i| OpWork::from_instance(&program, i)).collect();
+        let works: Vec<Work> = program.instances.iter().map(|i| Work::from_instance(&program, i)).collect();
         let seconds = bench.seconds(program, &inputs)?;
         let (share, length) = if masked { seen(shape, &starts) } else { (1.0, None) };
         for ((work, seconds), (op, deterministic)) in works.into_iter().zip(seconds).zip(made) {

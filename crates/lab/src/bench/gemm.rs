@@ -122,10 +122,10 @@ pub fn gemms(
         for instance in program.instances.iter_mut().filter(|i| i.origin.role == Role::Wgrad) {
             instance.outputs.iter_mut().for_each(|output| output.mode = gradient);
         }
-        let works: Vec<(&str, OpWork)> = program
+        let works: Vec<(&str, Work)> = program
             .instances
             .iter()
-            .map(|i| (i.origin.role.name(), OpWork::from_instance(&program, i)))
+            .map(|i| (i.origin.role.name(), Work::from_instance(&program, i)))
             .collect();
         let seconds = bench.seconds(program.clone(), &inputs)?;
         for ((role, work), seconds) in works.into_iter().zip(seconds) {

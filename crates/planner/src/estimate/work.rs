@@ -14,7 +14,7 @@ pub struct Work {
 
 impl Work {
     /// Operations and operands of `instance`.
-    pub fn of(program: &Program, instance: &Instance) -> Self {
+    pub fn from_instance(program: &Program, instance: &Instance) -> Self {
         let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
         let bytes = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
         Work { flops: instance.code.op().cost(&inputs, &outputs).flops(), bytes }

@@ -37,7 +37,7 @@ pub(super) struct Hardware {
 
 impl Hardware {
     /// The processors of `world_size` ranks that are all like this one.
-    pub(super) fn of(processor: &Processor, world_size: usize) -> Self {
+    pub(super) fn new(processor: &Processor, world_size: usize) -> Self {
         Hardware {
             device: match world_size {
                 1 => processor.describe(),

@@ -199,7 +199,7 @@ impl<'a> Setup<'a> {
             Some(folder) if process_group.is_first() => choices::recorded(folder),
             _ => BTreeMap::new(),
         };
-        let hardware = Hardware::of(&processor, process_group.rank().world_size);
+        let hardware = Hardware::new(&processor, process_group.rank().world_size);
         let checks = Checks { numerics: config.train.check_numerics, poison: false };
         // All ranks connect at once, before rank 0 prepares programs alone.
         let path = process_group.data_path(&processor, &config.parallel)?;

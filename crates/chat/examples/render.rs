@@ -10,8 +10,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use xtrain_chat::{
-    ChatError, Failure, Format, MaskOptions, Row, Settings, Template, Templates, TrainOn, parse_row,
-    read_row, samples,
+    ChatError, ChatRow, MaskOptions, RowFailure, RowFormat, Template, TemplateSettings, Templates, TrainOn,
+    parse_row, read_row, samples,
 };
 
 fn main() -> std::io::Result<()> {
@@ -37,7 +37,7 @@ fn answer(line: &str, compiled: &mut BTreeMap<String, Result<(Template, Template
     let kwargs = row.get("kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
     let key = format!("{path} {}", Value::Object(kwargs.clone()));
     let today = row.get("today").and_then(Value::as_str).and_then(|day| day.parse().ok()).unwrap_or_default();
-    let settings = Settings { kwargs, today, ..Settings::default() };
+    let settings = TemplateSettings { kwargs, today, ..TemplateSettings::default() };
     let loaded = compiled.entry(key).or_insert_with(|| {
         let source = std::fs::read_to_string(path).map_err(|error| ChatError::new(error.to_string(), ""))?;
         let template = Template::compile(&source, path, &settings)?;
@@ -47,8 +47,8 @@ fn answer(line: &str, compiled: &mut BTreeMap<String, Result<(Template, Template
         Ok(loaded) => loaded,
         Err(error) => return json!({"error": error.to_string()}),
     };
-    let conversation = match read_row(Format::Messages, &row) {
-        Ok(Row::Chat(conversation)) => conversation,
+    let conversation = match read_row(RowFormat::Messages, &row) {
+        Ok(ChatRow::Chat(conversation)) => conversation,
         Ok(_) => return json!({"error": "no conversation"}),
         Err(error) => return json!({"error": error.to_string()}),
     };
@@ -71,7 +71,7 @@ fn answer(line: &str, compiled: &mut BTreeMap<String, Result<(Template, Template
     let stops = names("stops");
     if !stops.is_empty() {
         let masked = MaskOptions::new(TrainOn::Assistant, &stops, &names("special"))
-            .map_err(Failure::Error)
+            .map_err(RowFailure::Error)
             .and_then(|options| samples(&conversation, templates, &options));
         match masked {
             Ok(mask) => {

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use crate::error::ChatError;
-use crate::mask::Sample;
+use crate::mask::MaskedText;
 
 /// A token and its place in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Token {
+pub struct EncodedToken {
     /// Id in the vocabulary.
     pub id: u32,
     /// First character of the token.
@@ -25,7 +25,7 @@ pub trait Encode {
     ///
     /// # Errors
     /// A text that the tokenizer cannot encode.
-    fn encode(&self, text: &str, splits_special: bool, begins: bool) -> Result<Vec<Token>, ChatError>;
+    fn encode(&self, text: &str, splits_special: bool, begins: bool) -> Result<Vec<EncodedToken>, ChatError>;
 }
 
 /// An encoded sample.
@@ -44,7 +44,7 @@ pub struct Encoded {
 ///
 /// # Errors
 /// Those of the tokenizer.
-pub fn encode(encoder: &dyn Encode, sample: &Sample) -> Result<Encoded, ChatError> {
+pub fn encode(encoder: &dyn Encode, sample: &MaskedText) -> Result<Encoded, ChatError> {
     let mut tokens = Vec::new();
     let (mut from, mut chars) = (0, 0);
     let mut piece = |range: Range<usize>, splits_special: bool| -> Result<(), ChatError> {
@@ -53,7 +53,7 @@ pub fn encode(encoder: &dyn Encode, sample: &Sample) -> Result<Encoded, ChatErro
             return Ok(());
         }
         let encoded = encoder.encode(text, splits_special, range.start == 0)?;
-        tokens.extend(encoded.into_iter().map(|Token { id, start, end }| Token {
+        tokens.extend(encoded.into_iter().map(|EncodedToken { id, start, end }| EncodedToken {
             id,
             start: start + chars,
             end: end + chars,
@@ -71,10 +71,10 @@ pub fn encode(encoder: &dyn Encode, sample: &Sample) -> Result<Encoded, ChatErro
 }
 
 /// Marks the tokens that overlap a range of characters.
-fn mark(tokens: Vec<Token>, ranges: &[Range<usize>]) -> Encoded {
+fn mark(tokens: Vec<EncodedToken>, ranges: &[Range<usize>]) -> Encoded {
     let mut encoded = Encoded::default();
     let mut at = 0;
-    for Token { id, start, end } in tokens {
+    for EncodedToken { id, start, end } in tokens {
         while ranges.get(at).is_some_and(|range| start >= range.end) {
             at += 1;
         }

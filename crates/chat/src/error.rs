@@ -22,26 +22,26 @@ impl ChatError {
     }
 
     /// This error with the file and row in which it was found.
-    pub fn with_place(self, place: &Place) -> ChatError {
+    pub fn with_place(self, place: &RowPlace) -> ChatError {
         ChatError { problem: format!("{place}: {}", self.problem), ..self }
     }
 }
 
 /// A row of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct RowPlace {
     file: PathBuf,
     row: u64,
 }
 
-impl Place {
+impl RowPlace {
     /// Row `row` of a file, counted from 1.
-    pub fn new(file: &Path, row: u64) -> Place {
-        Place { file: file.to_owned(), row }
+    pub fn new(file: &Path, row: u64) -> RowPlace {
+        RowPlace { file: file.to_owned(), row }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RowPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, row {}", self.file.display(), self.row)
     }
@@ -81,7 +81,7 @@ impl fmt::Display for DropReason {
 
 /// Outcome of a row without samples.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum RowFailure {
     /// The row is dropped and counted.
     #[error("dropped: {0}")]
     Drop(DropReason),

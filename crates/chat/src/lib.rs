@@ -18,8 +18,8 @@ pub mod mask;
 pub mod row;
 pub mod template;
 
-pub use encode::{Encode, Encoded, Token, encode};
-pub use error::{ChatError, DropReason, Failure, Place};
-pub use mask::{Mask, MaskOptions, Method, Sample, TrainOn, samples};
-pub use row::{Conversation, Format, Message, Row, parse_row, read_row, recognise};
-pub use template::{Date, Literals, Rendering, Settings, Template, Templates};
+pub use encode::{Encode, Encoded, EncodedToken, encode};
+pub use error::{ChatError, DropReason, RowFailure, RowPlace};
+pub use mask::{Mask, MaskOptions, MaskedText, Method, TrainOn, samples};
+pub use row::{ChatMessage, ChatRow, Conversation, RowFormat, parse_row, read_row, recognise};
+pub use template::{Date, Literals, Rendering, Template, TemplateSettings, Templates};

@@ -5,11 +5,11 @@ mod common;
 use common::{Bytes, compile, conversation, golden, read, settings, without_spans};
 use serde_json::{Value, json};
 use xtrain_chat::{
-    Failure, Literals, MaskOptions, Method, Rendering, Template, Templates, TrainOn, encode, samples,
+    Literals, MaskOptions, Method, Rendering, RowFailure, Template, Templates, TrainOn, encode, samples,
 };
 
 /// A rendering as the golden files write it.
-fn shown(result: Result<Rendering, Failure>) -> Value {
+fn shown(result: Result<Rendering, RowFailure>) -> Value {
     match result {
         Ok(rendering) => {
             let spans: Vec<_> = rendering.spans.iter().map(|span| [span.start, span.end]).collect();
@@ -71,7 +71,7 @@ fn features_of_jinja_and_python_are_those_of_transformers() {
             Template::compile(source, "feature", &settings(&golden, &[("x", golden["x"].clone())]));
         let result = match compiled {
             Ok(template) => template.render(&conversation.messages, None, false, &none()),
-            Err(error) => Err(Failure::Error(error)),
+            Err(error) => Err(RowFailure::Error(error)),
         };
         let said = match &result {
             Ok(rendering) => format!("{:?} {:?}", rendering.text, rendering.spans),
@@ -149,7 +149,7 @@ fn ids_and_masks_are_those_of_transformers_without_prompt_and_end() {
                 by_prefixes += 1;
             }
             Ok(mask) => assert_eq!(mask.method, Method::TurnByTurn, "{name} {place}"),
-            Err(Failure::Error(error)) => {
+            Err(RowFailure::Error(error)) => {
                 assert!(error.problem.contains("does not begin the rendered answer"), "{error}")
             }
             Err(other) => panic!("{name} {place}: {other}"),
@@ -176,7 +176,7 @@ fn a_template_without_end_ends_soon_with_an_error() {
         let start = std::time::Instant::now();
         let template = Template::compile(source, "loop", &Default::default()).expect("a template");
         let error = template.render(&conversation.messages, None, false, &none()).expect_err(source);
-        assert!(matches!(error, Failure::Error(_)), "{source}: {error}");
+        assert!(matches!(error, RowFailure::Error(_)), "{source}: {error}");
         let seconds = start.elapsed().as_secs_f64();
         println!("{seconds:.2} s: {error}");
         assert!(seconds < 2.0, "{source}: {seconds} s");

@@ -5,7 +5,8 @@ mod common;
 use common::{compile, messages, read, without_spans};
 use serde_json::json;
 use xtrain_chat::{
-    Conversation, DropReason, Failure, Mask, MaskOptions, Method, Settings, Templates, TrainOn, samples,
+    Conversation, DropReason, Mask, MaskOptions, Method, RowFailure, TemplateSettings, Templates, TrainOn,
+    samples,
 };
 
 const TURNS: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>\n{% endfor %}\
@@ -18,10 +19,11 @@ fn templates(source: &str) -> Templates {
     let folder = tempfile::tempdir().expect("a folder");
     let config = json!({"chat_template": source}).to_string();
     std::fs::write(folder.path().join("tokenizer_config.json"), config).expect("a file");
-    Templates::of_folder(folder.path(), &Settings::default()).unwrap_or_else(|error| panic!("{error}"))
+    Templates::of_folder(folder.path(), &TemplateSettings::default())
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn mask_with(source: &str, conversation: &Conversation, train_on: TrainOn) -> Result<Mask, Failure> {
+fn mask_with(source: &str, conversation: &Conversation, train_on: TrainOn) -> Result<Mask, RowFailure> {
     let options =
         MaskOptions::new(train_on, &["<end>"], &["<end>", "<user>", "<assistant>"]).expect("stop tokens");
     samples(conversation, &templates(source), &options)
@@ -29,7 +31,7 @@ fn mask_with(source: &str, conversation: &Conversation, train_on: TrainOn) -> Re
 
 /// Trained texts of each sample.
 fn trained(mask: &Mask) -> Vec<Vec<&str>> {
-    let ranges = |sample: &'_ xtrain_chat::Sample| sample.trained.clone();
+    let ranges = |sample: &'_ xtrain_chat::MaskedText| sample.trained.clone();
     mask.samples
         .iter()
         .map(|sample| ranges(sample).into_iter().map(|range| &sample.text[range]).collect())
@@ -130,7 +132,7 @@ fn names_of_special_tokens_in_a_row_are_text_and_stop_nothing() {
     }
     let changed = TURNS.replace("{{ m.content }}", "{{ m.content | length }}");
     let dropped = mask_with(&changed, &messages(row), TrainOn::Assistant);
-    assert_eq!(dropped, Err(Failure::Drop(DropReason::Markers)), "the template counts the marks");
+    assert_eq!(dropped, Err(RowFailure::Drop(DropReason::Markers)), "the template counts the marks");
 }
 
 #[test]
@@ -138,14 +140,14 @@ fn rows_without_anything_to_train_and_rows_that_the_template_refuses_are_dropped
     let dropped =
         |source: &str, row: &str| mask_with(source, &messages(row), TrainOn::Assistant).expect_err(row);
     let user = r#"[{"role": "user", "content": "q"}]"#;
-    assert_eq!(dropped(TURNS, user), Failure::Drop(DropReason::NoTrainedToken));
+    assert_eq!(dropped(TURNS, user), RowFailure::Drop(DropReason::NoTrainedToken));
     let marked =
         "[{\"role\": \"user\", \"content\": \"\u{10F8F2}\"}, {\"role\": \"assistant\", \"content\": \"a\"}]";
-    assert_eq!(dropped(TURNS, marked), Failure::Drop(DropReason::Markers));
+    assert_eq!(dropped(TURNS, marked), RowFailure::Drop(DropReason::Markers));
     let raising = "{{ raise_exception('no ' ~ messages[0].role) }}";
-    assert_eq!(dropped(raising, TWO), Failure::Drop(DropReason::Raised("no user".into())));
+    assert_eq!(dropped(raising, TWO), RowFailure::Drop(DropReason::Raised("no user".into())));
     let failing = "a\n{{ messages[0].content + 1 }}";
-    let Failure::Error(error) = dropped(failing, TWO) else {
+    let RowFailure::Error(error) = dropped(failing, TWO) else {
         panic!("an error of the template is no reason to drop")
     };
     assert!(error.problem.contains(", line 2: "), "{error}");
@@ -160,7 +162,7 @@ fn messages_that_a_template_drops_are_counted() {
 
 #[test]
 fn the_builtin_chatml_trains_answers_and_refuses_tools() {
-    let chatml = Templates::chatml(&Settings::default()).expect("a template");
+    let chatml = Templates::chatml(&TemplateSettings::default()).expect("a template");
     let options =
         MaskOptions::new(TrainOn::Assistant, &["<|im_end|>"], &["<|im_end|>"]).expect("stop tokens");
     let mask = samples(&messages(TWO), &chatml, &options).expect("a mask");
@@ -178,7 +180,7 @@ fn the_builtin_chatml_trains_answers_and_refuses_tools() {
 #[test]
 fn a_folder_names_its_templates_as_in_transformers() {
     let folder = tempfile::tempdir().expect("a folder");
-    let of = || Templates::of_folder(folder.path(), &Settings::default());
+    let of = || Templates::of_folder(folder.path(), &TemplateSettings::default());
     let none = of().expect_err("no template").to_string();
     assert!(none.contains("has no chat template; name one with data.chat_template"), "{none}");
     let write = |name: &str, text: &str| {
@@ -223,13 +225,15 @@ fn unknown_parts_of_a_template_are_errors_with_their_line() {
         ("{% continue %}", "`continue` stands in no loop"),
     ];
     for (source, problem) in cases {
-        let error =
-            xtrain_chat::Template::compile(source, "t", &Settings::default()).expect_err(source).to_string();
+        let error = xtrain_chat::Template::compile(source, "t", &TemplateSettings::default())
+            .expect_err(source)
+            .to_string();
         assert!(error.contains(problem), "{source:?}: {error}");
     }
     let kwargs = serde_json::Map::from_iter([("messages".to_owned(), json!([]))]);
-    let error = xtrain_chat::Template::compile("", "t", &Settings { kwargs, ..Settings::default() })
-        .expect_err("taken");
+    let error =
+        xtrain_chat::Template::compile("", "t", &TemplateSettings { kwargs, ..TemplateSettings::default() })
+            .expect_err("taken");
     assert!(error.to_string().contains("data.chat_template_kwargs has \"messages\""), "{error}");
 }
 
@@ -237,9 +241,9 @@ fn unknown_parts_of_a_template_are_errors_with_their_line() {
 fn our_templates_have_the_same_text_without_spans() {
     for name in ["chatml", "tools_xml", "ends", "parts"] {
         let source = read(&format!("templates/{name}.jinja"));
-        let settings = Settings {
+        let settings = TemplateSettings {
             kwargs: serde_json::Map::from_iter([("eos_token".into(), json!("</s>"))]),
-            ..Settings::default()
+            ..TemplateSettings::default()
         };
         let none = xtrain_chat::Literals::new(Vec::<&str>::new()).expect("no names");
         let text = |source: &str| {

@@ -5,8 +5,8 @@ mod common;
 use common::{Bytes, Random, read};
 use serde_json::Value;
 use xtrain_chat::{
-    ChatError, Failure, Literals, MaskOptions, Row, Settings, Template, Templates, TrainOn, encode,
-    parse_row, read_row, recognise, samples,
+    ChatError, ChatRow, Literals, MaskOptions, RowFailure, Template, TemplateSettings, Templates, TrainOn,
+    encode, parse_row, read_row, recognise, samples,
 };
 
 /// Pieces that mutations insert.
@@ -142,11 +142,11 @@ fn damaged_rows_end_with_a_line() {
     let special = ["<|im_end|>", "<|im_start|>"].map(str::to_owned);
     let options = MaskOptions::new(TrainOn::Assistant, &special[..1], &special).expect("stop tokens");
     let bytes = Bytes { special: special.to_vec(), not_special: Vec::new() };
-    let chatml = Templates::chatml(&Settings::default()).expect("a template");
+    let chatml = Templates::chatml(&TemplateSettings::default()).expect("a template");
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("chat_template.jinja"), read("templates/tools_xml.jinja"))
         .expect("a file");
-    let tools = Templates::of_folder(folder.path(), &Settings::default()).expect("a template");
+    let tools = Templates::of_folder(folder.path(), &TemplateSettings::default()).expect("a template");
     let (rows, mut random) = (rows(), Random(0x5EED_CAFE_F00D));
     let mut counts = [0; 3];
     for _ in 0..10_000 {
@@ -155,7 +155,7 @@ fn damaged_rows_end_with_a_line() {
             if random.next(2) == 0 { mutate(row, &mut random) } else { mutate_value(row, &mut random) };
         let read = parse_row(&line).and_then(|row| read_row(recognise(&row)?, &row));
         match read {
-            Ok(Row::Chat(conversation)) => {
+            Ok(ChatRow::Chat(conversation)) => {
                 for templates in [&chatml, &tools] {
                     match samples(&conversation, templates, &options) {
                         Ok(mask) => {
@@ -210,8 +210,8 @@ fn damaged_templates_end_with_a_line() {
         let conversation = &conversations[random.next(conversations.len())];
         match template.render(&conversation.messages, conversation.tools.as_deref(), false, &literals) {
             Ok(_) => counts[1] += 1,
-            Err(Failure::Drop(reason)) => one_line(&reason.to_string()),
-            Err(Failure::Error(error)) => {
+            Err(RowFailure::Drop(reason)) => one_line(&reason.to_string()),
+            Err(RowFailure::Error(error)) => {
                 one_line(&error.to_string());
                 counts[2] += 1;
             }

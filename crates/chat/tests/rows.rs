@@ -1,9 +1,9 @@
 //! Rows: formats by their keys, messages as transformers passes them, and errors of one line.
 
 use serde_json::{Value, json};
-use xtrain_chat::{ChatError, Conversation, Format, Place, Row, parse_row, read_row, recognise};
+use xtrain_chat::{ChatError, ChatRow, Conversation, RowFormat, RowPlace, parse_row, read_row, recognise};
 
-fn row(line: &str) -> Result<(Format, Row), ChatError> {
+fn row(line: &str) -> Result<(RowFormat, ChatRow), ChatError> {
     let row = parse_row(line)?;
     let format = recognise(&row)?;
     Ok((format, read_row(format, &row)?))
@@ -11,7 +11,7 @@ fn row(line: &str) -> Result<(Format, Row), ChatError> {
 
 fn chat(line: &str) -> Conversation {
     match row(line).unwrap_or_else(|error| panic!("{line}: {error}")).1 {
-        Row::Chat(conversation) => conversation,
+        ChatRow::Chat(conversation) => conversation,
         other => panic!("{line}: {other:?}"),
     }
 }
@@ -30,11 +30,14 @@ fn error(line: &str) -> String {
 #[test]
 fn formats_are_recognised_by_their_keys_and_null_keys_do_not_count() {
     for (line, format) in [
-        (r#"{"id": 1, "messages": [{"role": "user", "content": "a"}], "text": "b"}"#, Format::Messages),
-        (r#"{"conversations": [{"from": "human", "value": "a"}], "messages": null}"#, Format::Conversations),
-        (r#"{"prompt": "a", "completion": "b", "text": "c"}"#, Format::PromptCompletion),
-        (r#"{"instruction": "a", "output": "b", "input": null}"#, Format::Instruction),
-        (r#"{"prompt": "a", "text": "b"}"#, Format::Text),
+        (r#"{"id": 1, "messages": [{"role": "user", "content": "a"}], "text": "b"}"#, RowFormat::Messages),
+        (
+            r#"{"conversations": [{"from": "human", "value": "a"}], "messages": null}"#,
+            RowFormat::Conversations,
+        ),
+        (r#"{"prompt": "a", "completion": "b", "text": "c"}"#, RowFormat::PromptCompletion),
+        (r#"{"instruction": "a", "output": "b", "input": null}"#, RowFormat::Instruction),
+        (r#"{"prompt": "a", "text": "b"}"#, RowFormat::Text),
     ] {
         assert_eq!(row(line).expect(line).0, format, "{line}");
     }
@@ -104,7 +107,7 @@ fn other_formats_become_messages() {
     let trained: Vec<bool> = chat(line).messages.iter().map(|message| message.is_trained()).collect();
     assert_eq!(trained, [false, false, false, true], "the prompt is not trained");
     let pair = row(r#"{"prompt": "a", "completion": "b"}"#).expect("a row").1;
-    assert_eq!(pair, Row::Pair { prompt: "a".into(), completion: "b".into() });
+    assert_eq!(pair, ChatRow::Pair { prompt: "a".into(), completion: "b".into() });
 }
 
 #[test]
@@ -187,7 +190,7 @@ fn bad_rows_are_one_line_with_what_was_found_and_what_is_known() {
         let said = error(line);
         assert!(said.contains(found), "{line}: {said}");
     }
-    let place = Place::new(std::path::Path::new("data/a.jsonl"), 7);
+    let place = RowPlace::new(std::path::Path::new("data/a.jsonl"), 7);
     let said = row("{}").expect_err("no keys").with_place(&place).to_string();
     assert!(
         said.starts_with("data/a.jsonl, row 7: the row has no known keys (it has none); known are"),

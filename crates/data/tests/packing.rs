@@ -196,7 +196,7 @@ fn validation_scores_trained_targets_and_no_bytes() {
     let documents = counted(&[5, 9, 7]);
     let stream: Arc<dyn TokenStream> =
         Arc::new(MemoryTokens::masked("chats", &documents, VOCAB).with_text_bytes(9));
-    let packing = Packing::for_tokens(stream.as_ref());
+    let (stream, packing) = Packing::with_stream(stream);
     assert_eq!(packing, Packing::Whole(TooLong::Drop));
     let validation = Validation::new(vec![(stream, packing)], SEQ_LEN, DocumentMask::On).unwrap();
     let targets: usize = validation.batches(2).map(|batch| batch.unwrap().valid_targets).sum();

@@ -7,7 +7,7 @@ pub(crate) use recorded::RecordedText;
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
-use crate::paths::{Source, Sources};
+use crate::paths::{NamedSource, Sources};
 use crate::source::{OWN_TOKENIZERS, load_tokenizer};
 use crate::texts;
 use std::collections::HashSet;
@@ -18,9 +18,9 @@ use std::sync::Arc;
 use xtrain_checkpoint::CheckpointError;
 use xtrain_config::{Config, DataSource, DataSources, TokenizerChoice};
 use xtrain_data::{
-    DataError, Dataset, DocumentMask, InputFile, InputOptions, LearnProgress, Listing, Loader, LoaderOptions,
-    Mixture, MixtureSource, Packing, PrepareOptions, Progress, Split, Take, TextFiles, TokenStream,
-    Tokenizer, Validation, VocabularyKind, find_learned, find_prepared, learn_cached, prepare_cached,
+    DataError, Dataset, InputFile, InputOptions, LearnProgress, Listing, Loader, LoaderOptions, Mixture,
+    MixtureSource, Packing, PrepareOptions, Progress, Split, Take, TextFiles, TokenStream, Tokenizer,
+    Validation, VocabularyKind, find_learned, find_prepared, learn_cached, prepare_cached,
 };
 
 /// Something that a run does before its first step.
@@ -171,15 +171,11 @@ impl<'a> Opening<'a> {
             None => None,
         };
         let held_out = Some(data.held_out()).filter(|&fraction| fraction > 0.0);
-        let (seq_len, document_mask) = (data.seq_len, self.mask());
+        let (seq_len, document_mask) = (data.seq_len, data.document_mask.into());
         let options = LoaderOptions { seq_len, seed: self.config.train.seed, document_mask, held_out };
         let loader = Loader::new(streams, options)?;
         let validation = explicit.or_else(|| loader.validation());
         Ok(Corpus { tokenizer, loader, validation, texts: self.texts })
-    }
-
-    fn mask(&self) -> DocumentMask {
-        if self.config.data.document_mask { DocumentMask::On } else { DocumentMask::Off }
     }
 
     /// The tokenizer of the run, or of the configuration.
@@ -205,7 +201,8 @@ impl<'a> Opening<'a> {
         let streams = self.streams(inputs, tokenizer)?;
         let packed: Vec<_> = streams.into_iter().map(|source| (source.stream, source.packing)).collect();
         let streams = packed.iter().map(|(stream, _)| Arc::clone(stream)).collect();
-        Ok((Validation::new(packed, self.config.data.seq_len, self.mask())?, streams))
+        let data = &self.config.data;
+        Ok((Validation::new(packed, data.seq_len, data.document_mask.into())?, streams))
     }
 }
 
@@ -287,10 +284,10 @@ enum InputData {
 impl Opening<'_> {
     /// Opens `sources`, the value of `key`. Neighbouring texts that have no weight and are read with the same
     /// options are one input, like the files of a folder: each may be shorter than a sequence.
-    fn inputs(&self, key: DataKey, sources: &[Source]) -> Result<Vec<Input>, RunError> {
-        let options = |source: &Source| input_options(self.config, &source.named);
-        let are_one = |a: &Source, b: &Source| {
-            let is_mixed_by_size = |source: &Source| source.named.weight.is_none() && !source.is_shards;
+    fn inputs(&self, key: DataKey, sources: &[NamedSource]) -> Result<Vec<Input>, RunError> {
+        let options = |source: &NamedSource| input_options(self.config, &source.named);
+        let are_one = |a: &NamedSource, b: &NamedSource| {
+            let is_mixed_by_size = |source: &NamedSource| source.named.weight.is_none() && !source.is_shards;
             is_mixed_by_size(a) && is_mixed_by_size(b) && options(a) == options(b)
         };
         let groups = sources.chunk_by(are_one);
@@ -319,7 +316,7 @@ impl Opening<'_> {
         &self,
         key: DataKey,
         name: &str,
-        sources: &[Source],
+        sources: &[NamedSource],
         options: InputOptions,
     ) -> Result<(InputData, Listing), RunError> {
         let record = RecordedText::new(sources, &options, key.split());
@@ -530,10 +527,9 @@ impl Opening<'_> {
             if dataset.begin_of_document() != tokenizer.document_begin() {
                 return Err(other_beginning(&name, &dataset, tokenizer));
             }
-            let stream: Arc<dyn TokenStream> = Arc::new(dataset);
+            let (stream, packing) = Packing::with_stream(Arc::new(dataset));
             // Without weights, sources are mixed by size.
             let weight = weight.unwrap_or(stream.token_count() as f64);
-            let packing = Packing::for_tokens(stream.as_ref());
             out.push(MixtureSource { stream, weight, packing });
         }
         Ok(out)

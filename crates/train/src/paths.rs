@@ -12,9 +12,9 @@ pub struct Sources<'a> {
     /// The configuration.
     pub config: &'a Config,
     /// The training data.
-    pub train: Vec<Source>,
+    pub train: Vec<NamedSource>,
     /// The validation data, if it has some of its own.
-    pub valid: Option<Vec<Source>>,
+    pub valid: Option<Vec<NamedSource>>,
     /// The tokenizer, with the resolved path if it is a file or folder.
     pub(crate) tokenizer: TokenizerChoice,
     /// The folder that `model.init_from` names.
@@ -27,7 +27,7 @@ pub struct Sources<'a> {
 
 /// A source of data, and the file, folder or pattern that it names.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct NamedSource {
     /// The source as the configuration names it.
     pub named: DataSource,
     /// Its resolved path.
@@ -42,7 +42,7 @@ impl<'a> Sources<'a> {
         let locate = |path: &str| locate(start(config), path);
         let source = |named: &DataSource| {
             let path = locate(&named.path);
-            Source { named: named.clone(), is_shards: is_dataset(&path), path }
+            NamedSource { named: named.clone(), is_shards: is_dataset(&path), path }
         };
         Sources {
             config,

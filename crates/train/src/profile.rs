@@ -12,7 +12,7 @@ use crate::folder::RunFolder;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
-use xtrain_planner::estimate::Work;
+use xtrain_planner::estimate::OpWork;
 use xtrain_program::{Instance, Lane, Program};
 use xtrain_report::chrome::{Trace, Track};
 use xtrain_report::metrics::format::percent;
@@ -293,14 +293,14 @@ struct OpLabel {
     track: Track,
     name: String,
     role: &'static str,
-    work: Work,
+    work: OpWork,
     args: Value,
 }
 
 impl OpLabel {
     fn new(program: &Program, instance: &Instance) -> Self {
         let (op, origin, work) =
-            (instance.code.op().name(), &instance.origin, Work::from_instance(program, instance));
+            (instance.code.op().name(), &instance.origin, OpWork::from_instance(program, instance));
         let mut args = json!({
             "op": op,
             "block": origin.block,

@@ -3,6 +3,8 @@
 
 #[path = "house/imports.rs"]
 mod imports;
+#[path = "house/sizes.rs"]
+mod sizes;
 #[path = "house/type_names.rs"]
 mod type_names;
 

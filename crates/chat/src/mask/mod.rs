@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
-use crate::error::{ChatError, DropReason, Failure};
+use crate::error::{ChatError, DropReason, RowFailure};
 use crate::row::{Conversation, Role};
 use crate::template::{Literals, Prepared, Rendering, Template, Templates, has_mark};
 
@@ -61,7 +61,7 @@ impl fmt::Display for Method {
 
 /// A text with the ranges that are trained.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sample {
+pub struct MaskedText {
     /// The text.
     pub text: String,
     /// Byte ranges of names of special tokens that are text, ascending.
@@ -76,7 +76,7 @@ pub struct Mask {
     /// Method by which the answers were found.
     pub method: Method,
     /// One sample, or one for each answer.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<MaskedText>,
     /// Number of messages of users whose text the rendering lacks.
     pub missing_messages: usize,
 }
@@ -135,8 +135,8 @@ impl MaskOptions {
         ends.find(|found| !is_text(found)).map(|found| found.end)
     }
 
-    fn no_stop(&self, template: &Template, end: &str) -> Failure {
-        Failure::Error(ChatError::new(
+    fn no_stop(&self, template: &Template, end: &str) -> RowFailure {
+        RowFailure::Error(ChatError::new(
             format!(
                 "chat template {}: an answer does not end with a token at which generation stops ({}); its text ends \
                  with {}",
@@ -161,7 +161,7 @@ struct Renderer<'c> {
 
 impl Renderer<'_> {
     /// Renders the first `len` messages.
-    fn first(&self, len: usize, add_generation_prompt: bool) -> Result<Rendering, Failure> {
+    fn first(&self, len: usize, add_generation_prompt: bool) -> Result<Rendering, RowFailure> {
         if len == self.messages && !add_generation_prompt {
             return Ok(self.whole.clone());
         }
@@ -172,20 +172,20 @@ impl Renderer<'_> {
 /// Renders a conversation, and finds what is trained.
 ///
 /// # Errors
-/// [`Failure::Drop`] for a row without trained text or with private-use marks, or whose template raises;
-/// [`Failure::Error`] for a template that fails, a prompt that does not begin its answer, and an answer
+/// [`RowFailure::Drop`] for a row without trained text or with private-use marks, or whose template raises;
+/// [`RowFailure::Error`] for a template that fails, a prompt that does not begin its answer, and an answer
 /// without a stop token.
 pub fn samples(
     conversation: &Conversation,
     templates: &Templates,
     options: &MaskOptions,
-) -> Result<Mask, Failure> {
+) -> Result<Mask, RowFailure> {
     let Conversation { messages, tools } = conversation;
     let is_marked = messages.iter().any(|message| {
         message.keys().iter().any(|(key, value)| has_mark(&key.as_str().into()) || has_mark(value))
     });
     if is_marked || tools.iter().flatten().any(has_mark) {
-        return Err(Failure::Drop(DropReason::Markers));
+        return Err(RowFailure::Drop(DropReason::Markers));
     }
     let template = templates.for_row(tools.is_some())?;
     let prepared = Prepared::new(messages, tools.as_deref(), &options.literals);
@@ -193,7 +193,7 @@ pub fn samples(
     let missing_messages = missing(conversation, &whole.text);
     if options.train_on == TrainOn::All {
         let trained = std::iter::once(0..whole.text.len()).collect();
-        let sample = Sample { text: whole.text, literals: whole.literals, trained };
+        let sample = MaskedText { text: whole.text, literals: whole.literals, trained };
         return Ok(Mask { method: Method::Whole, samples: vec![sample], missing_messages });
     }
     let answers: Vec<usize> =
@@ -202,7 +202,7 @@ pub fn samples(
     let trained: Vec<usize> =
         answers.iter().copied().filter(|&at| messages[at].is_trained() && is_counted(at)).collect();
     if trained.is_empty() {
-        return Err(Failure::Drop(DropReason::NoTrainedToken));
+        return Err(RowFailure::Drop(DropReason::NoTrainedToken));
     }
     let renderer = Renderer { prepared: &prepared, messages: messages.len(), template, options, whole };
     let (method, samples) = match template.has_generation() {
@@ -211,7 +211,7 @@ pub fn samples(
     };
     match samples.iter().any(|sample| sample.trained.iter().any(|range| !range.is_empty())) {
         true => Ok(Mask { method, samples, missing_messages }),
-        false => Err(Failure::Drop(DropReason::NoTrainedToken)),
+        false => Err(RowFailure::Drop(DropReason::NoTrainedToken)),
     }
 }
 

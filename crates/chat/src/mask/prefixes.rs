@@ -2,12 +2,15 @@
 
 use std::ops::Range;
 
-use super::{Method, Renderer, Sample};
-use crate::error::{ChatError, Failure, shown};
+use super::{MaskedText, Method, Renderer};
+use crate::error::{ChatError, RowFailure, shown};
 use crate::template::Rendering;
 
 /// Samples of a conversation, of which the messages `trained` are trained.
-pub(super) fn samples(renderer: Renderer<'_>, trained: &[usize]) -> Result<(Method, Vec<Sample>), Failure> {
+pub(super) fn samples(
+    renderer: Renderer<'_>,
+    trained: &[usize],
+) -> Result<(Method, Vec<MaskedText>), RowFailure> {
     let mut turns: Vec<(Rendering, Range<usize>)> = Vec::new();
     let mut is_history = true;
     for &at in trained {
@@ -25,20 +28,20 @@ pub(super) fn samples(renderer: Renderer<'_>, trained: &[usize]) -> Result<(Meth
     if is_history {
         let trained = turns.into_iter().map(|(_, range)| range).collect();
         let Rendering { text, literals, .. } = renderer.whole;
-        return Ok((Method::Prefixes, vec![Sample { text, literals, trained }]));
+        return Ok((Method::Prefixes, vec![MaskedText { text, literals, trained }]));
     }
     let sample = |(rendering, range): (Rendering, Range<usize>)| {
         let Rendering { text, literals, .. } = rendering;
-        Sample { text, literals, trained: std::iter::once(range).collect() }
+        MaskedText { text, literals, trained: std::iter::once(range).collect() }
     };
     Ok((Method::TurnByTurn, turns.into_iter().map(sample).collect()))
 }
 
 /// The error for an answer that does not begin with its prompt, with both texts from where they part.
-fn no_prefix(renderer: &Renderer<'_>, at: usize, prompt: &str, answered: &str) -> Failure {
+fn no_prefix(renderer: &Renderer<'_>, at: usize, prompt: &str, answered: &str) -> RowFailure {
     let same = prompt.bytes().zip(answered.bytes()).take_while(|(one, other)| one == other).count();
     let from = prompt.floor_char_boundary(same);
-    Failure::Error(ChatError::new(
+    RowFailure::Error(ChatError::new(
         format!(
             "chat template {}, message {}: the generation prompt does not begin the rendered answer: after the text \
              that they share, the prompt has {}, the answer has {}",

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::{Renderer, Sample};
-use crate::error::{ChatError, Failure};
+use super::{MaskedText, Renderer};
+use crate::error::{ChatError, RowFailure};
 use crate::template::Rendering;
 
 /// The sample of a conversation with answers at `answers`, of which `trained` are trained.
@@ -11,7 +11,7 @@ pub(super) fn sample(
     renderer: Renderer<'_>,
     answers: &[usize],
     trained: &[usize],
-) -> Result<Sample, Failure> {
+) -> Result<MaskedText, RowFailure> {
     let spans: Vec<Range<usize>> =
         renderer.whole.spans.iter().filter(|span| !span.is_empty()).cloned().collect();
     let prompts: Vec<Option<usize>> = answers.iter().map(|&at| prompt_end(&renderer, at)).collect();
@@ -35,7 +35,7 @@ pub(super) fn sample(
         ranges.push(start..end);
     }
     let Rendering { text, literals, .. } = renderer.whole;
-    Ok(Sample { text, literals, trained: ranges })
+    Ok(MaskedText { text, literals, trained: ranges })
 }
 
 /// Size of the rendering before message `at` with the generation prompt, if it begins the whole text.
@@ -51,8 +51,8 @@ fn answer_of(span: &Range<usize>, prompts: &[Option<usize>]) -> Option<usize> {
     ends.iter().rposition(|&end| end < span.end)
 }
 
-fn unknown_answer(renderer: &Renderer<'_>) -> Failure {
-    Failure::Error(ChatError::new(
+fn unknown_answer(renderer: &Renderer<'_>) -> RowFailure {
+    RowFailure::Error(ChatError::new(
         format!(
             "chat template {}: its generation blocks cannot be assigned to the answers of the row, of which only some \
              are trained",

@@ -9,7 +9,7 @@ use crate::error::ChatError;
 
 /// A format of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Format {
+pub enum RowFormat {
     /// `messages` with `role` and `content`, and `tools` beside it.
     Messages,
     /// `conversations` with `from` and `value`, or with `role` and `content`.
@@ -22,25 +22,25 @@ pub enum Format {
     Text,
 }
 
-impl Format {
+impl RowFormat {
     /// Keys of the format, for messages.
     pub fn keys(self) -> &'static str {
         match self {
-            Format::Messages => "messages",
-            Format::Conversations => "conversations",
-            Format::PromptCompletion => "prompt and completion",
-            Format::Instruction => "instruction and output",
-            Format::Text => "text",
+            RowFormat::Messages => "messages",
+            RowFormat::Conversations => "conversations",
+            RowFormat::PromptCompletion => "prompt and completion",
+            RowFormat::Instruction => "instruction and output",
+            RowFormat::Text => "text",
         }
     }
 
     /// True for rows that hold more than plain text.
     pub fn is_chat(self) -> bool {
-        self != Format::Text
+        self != RowFormat::Text
     }
 }
 
-impl fmt::Display for Format {
+impl fmt::Display for RowFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.keys())
     }
@@ -50,14 +50,14 @@ impl fmt::Display for Format {
 ///
 /// # Errors
 /// No known keys: names the keys found and the keys known.
-pub fn recognise(row: &Map<String, Value>) -> Result<Format, ChatError> {
+pub fn recognise(row: &Map<String, Value>) -> Result<RowFormat, ChatError> {
     let has = |key: &str| row.get(key).is_some_and(|value| !value.is_null());
     match () {
-        () if has("messages") => Ok(Format::Messages),
-        () if has("conversations") => Ok(Format::Conversations),
-        () if has("prompt") && has("completion") => Ok(Format::PromptCompletion),
-        () if has("instruction") && has("output") => Ok(Format::Instruction),
-        () if has("text") => Ok(Format::Text),
+        () if has("messages") => Ok(RowFormat::Messages),
+        () if has("conversations") => Ok(RowFormat::Conversations),
+        () if has("prompt") && has("completion") => Ok(RowFormat::PromptCompletion),
+        () if has("instruction") && has("output") => Ok(RowFormat::Instruction),
+        () if has("text") => Ok(RowFormat::Text),
         () => Err(ChatError::new(
             format!("the row has no known keys (it has {})", names(row.keys())),
             "known are messages; conversations; prompt with completion; instruction with output; text",

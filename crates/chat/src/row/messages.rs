@@ -37,18 +37,18 @@ impl Role {
 
 /// A message: its keys in order, without null, and the thoughts under the names that templates read.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Message {
+pub struct ChatMessage {
     keys: Map<String, Value>,
     role: Role,
     is_trained: bool,
 }
 
-impl Message {
+impl ChatMessage {
     /// A message of text.
-    pub fn new(role: Role, content: &str) -> Message {
+    pub fn new(role: Role, content: &str) -> ChatMessage {
         let keys = [("role", role.name()), ("content", content)];
         let keys = keys.into_iter().map(|(key, value)| (key.to_owned(), Value::from(value))).collect();
-        Message { keys, role, is_trained: true }
+        ChatMessage { keys, role, is_trained: true }
     }
 
     /// Keys and values that a template gets.
@@ -93,14 +93,14 @@ impl Message {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Conversation {
     /// Messages in order; at least one.
-    pub messages: Vec<Message>,
+    pub messages: Vec<ChatMessage>,
     /// Tools, unless the row has none.
     pub tools: Option<Vec<Value>>,
 }
 
 /// A conversation, unless it is empty.
 pub(super) fn conversation(
-    messages: Vec<Message>,
+    messages: Vec<ChatMessage>,
     tools: Option<Vec<Value>>,
 ) -> Result<Conversation, ChatError> {
     match messages.is_empty() {
@@ -110,7 +110,7 @@ pub(super) fn conversation(
 }
 
 /// Reads a message with `role` and `content`.
-pub(super) fn read_message(value: &Value) -> Result<Message, ChatError> {
+pub(super) fn read_message(value: &Value) -> Result<ChatMessage, ChatError> {
     let Value::Object(given) = value else {
         return Err(ChatError::new(
             format!("a message is {}", kind(Some(value))),
@@ -144,11 +144,11 @@ pub(super) fn read_message(value: &Value) -> Result<Message, ChatError> {
     check_content(role, &keys)?;
     read_calls(&mut keys)?;
     name_thoughts(&mut keys)?;
-    Ok(Message { keys, role, is_trained })
+    Ok(ChatMessage { keys, role, is_trained })
 }
 
 /// Reads a turn with `from` and `value`.
-pub(super) fn read_turn(value: &Value) -> Result<Message, ChatError> {
+pub(super) fn read_turn(value: &Value) -> Result<ChatMessage, ChatError> {
     let (from, text) = match (value.get("from"), value.get("value")) {
         (Some(Value::String(from)), Some(Value::String(text))) => (from.as_str(), text.as_str()),
         (from, text) => {
@@ -171,13 +171,13 @@ pub(super) fn read_turn(value: &Value) -> Result<Message, ChatError> {
             ));
         }
     };
-    let mut message = Message::new(role, text);
+    let mut message = ChatMessage::new(role, text);
     message.is_trained = trained(value)?;
     Ok(message)
 }
 
 /// A turn `function_call`: an answer whose value is a call, or a list of calls, in JSON.
-fn read_call_turn(turn: &Value, text: &str) -> Result<Message, ChatError> {
+fn read_call_turn(turn: &Value, text: &str) -> Result<ChatMessage, ChatError> {
     let advice = "it is JSON with name and arguments, or a list of these";
     let calls = match numbers::parse_value(text) {
         Ok(Value::Array(calls)) => calls,
@@ -194,7 +194,7 @@ fn read_call_turn(turn: &Value, text: &str) -> Result<Message, ChatError> {
             call => wrapped.push(serde_json::json!({"type": "function", "function": call})),
         }
     }
-    let mut message = Message::new(Role::Assistant, "");
+    let mut message = ChatMessage::new(Role::Assistant, "");
     message.keys.insert("tool_calls".to_owned(), Value::Array(wrapped));
     read_calls(&mut message.keys)?;
     message.is_trained = trained(turn)?;

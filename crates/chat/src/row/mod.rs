@@ -1,6 +1,6 @@
 //! Rows of chat data: their formats, recognised by keys, and the conversation that each holds.
 //!
-//! A row is read into a [`Row`] whose messages have the keys and the order of keys that transformers passes
+//! A row is read into a [`ChatRow`] whose messages have the keys and the order of keys that transformers passes
 //! to a template, so that the same row renders to the same text.
 
 mod format;
@@ -11,12 +11,12 @@ use serde_json::{Map, Value};
 
 use crate::error::{ChatError, shown};
 
-pub use format::{Format, recognise};
-pub use messages::{Conversation, Message, Role};
+pub use format::{RowFormat, recognise};
+pub use messages::{ChatMessage, Conversation, Role};
 
 /// Content of a row.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Row {
+pub enum ChatRow {
     /// Messages that a template renders.
     Chat(Conversation),
     /// A prompt and its completion, which no template renders: their ids follow each other, then the end
@@ -44,26 +44,26 @@ pub fn parse_row(line: &str) -> Result<Map<String, Value>, ChatError> {
 /// # Errors
 /// A missing key; messages that are no list of objects; an unknown role; content that is neither text nor a
 /// list of text parts.
-pub fn read_row(format: Format, row: &Map<String, Value>) -> Result<Row, ChatError> {
+pub fn read_row(format: RowFormat, row: &Map<String, Value>) -> Result<ChatRow, ChatError> {
     match format {
-        Format::Messages => {
+        RowFormat::Messages => {
             let messages =
                 list(row, "messages")?.iter().map(messages::read_message).collect::<Result<_, _>>()?;
-            messages::conversation(messages, tools(row)?).map(Row::Chat)
+            messages::conversation(messages, tools(row)?).map(ChatRow::Chat)
         }
-        Format::Conversations => {
+        RowFormat::Conversations => {
             let turns = list(row, "conversations")?;
             let has_roles = turns.iter().all(|turn| turn.get("from").is_none());
             let read = if has_roles { messages::read_message } else { messages::read_turn };
             let mut messages = turns.iter().map(read).collect::<Result<Vec<_>, _>>()?;
             let starts_with_system = messages.first().is_some_and(|first| first.role() == Role::System);
             if let (Some(Value::String(system)), false) = (row.get("system"), starts_with_system) {
-                messages.insert(0, Message::new(Role::System, system));
+                messages.insert(0, ChatMessage::new(Role::System, system));
             }
-            messages::conversation(messages, tools(row)?).map(Row::Chat)
+            messages::conversation(messages, tools(row)?).map(ChatRow::Chat)
         }
-        Format::PromptCompletion => prompt_completion(row),
-        Format::Instruction => {
+        RowFormat::PromptCompletion => prompt_completion(row),
+        RowFormat::Instruction => {
             let instruction = text(row, "instruction")?;
             let question = match row.get("input") {
                 None | Some(Value::Null) => instruction.to_owned(),
@@ -71,31 +71,31 @@ pub fn read_row(format: Format, row: &Map<String, Value>) -> Result<Row, ChatErr
                 Some(_) => format!("{instruction}\n\n{}", text(row, "input")?),
             };
             let mut messages = vec![
-                Message::new(Role::User, &question),
-                Message::new(Role::Assistant, text(row, "output")?),
+                ChatMessage::new(Role::User, &question),
+                ChatMessage::new(Role::Assistant, text(row, "output")?),
             ];
             if let Some(Value::String(system)) = row.get("system") {
-                messages.insert(0, Message::new(Role::System, system));
+                messages.insert(0, ChatMessage::new(Role::System, system));
             }
-            messages::conversation(messages, None).map(Row::Chat)
+            messages::conversation(messages, None).map(ChatRow::Chat)
         }
-        Format::Text => Ok(Row::Text(text(row, "text")?.to_owned())),
+        RowFormat::Text => Ok(ChatRow::Text(text(row, "text")?.to_owned())),
     }
 }
 
 /// A row of `prompt` and `completion`: two texts, or two lists of messages of which the second is trained.
-fn prompt_completion(row: &Map<String, Value>) -> Result<Row, ChatError> {
+fn prompt_completion(row: &Map<String, Value>) -> Result<ChatRow, ChatError> {
     match (row.get("prompt"), row.get("completion")) {
         (Some(Value::String(prompt)), Some(Value::String(completion))) => {
-            Ok(Row::Pair { prompt: prompt.clone(), completion: completion.clone() })
+            Ok(ChatRow::Pair { prompt: prompt.clone(), completion: completion.clone() })
         }
         (Some(Value::Array(prompt)), Some(Value::Array(completion))) => {
             let mut messages = prompt.iter().map(messages::read_message).collect::<Result<Vec<_>, _>>()?;
-            messages.iter_mut().for_each(Message::leave_untrained);
+            messages.iter_mut().for_each(ChatMessage::leave_untrained);
             for message in completion {
                 messages.push(messages::read_message(message)?);
             }
-            messages::conversation(messages, tools(row)?).map(Row::Chat)
+            messages::conversation(messages, tools(row)?).map(ChatRow::Chat)
         }
         (prompt, completion) => Err(ChatError::new(
             format!("\"prompt\" is {} and \"completion\" is {}", kind(prompt), kind(completion)),

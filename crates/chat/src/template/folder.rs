@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::chatml::CHATML;
-use super::{Settings, Template};
+use super::{Template, TemplateSettings};
 use crate::error::{ChatError, shown};
 
 /// Templates of a model: one for all rows, or one more for rows with tools.
@@ -30,7 +30,7 @@ impl Templates {
     ///
     /// # Errors
     /// `chat_template_kwargs` that are named as arguments of transformers.
-    pub fn chatml(settings: &Settings) -> Result<Templates, ChatError> {
+    pub fn chatml(settings: &TemplateSettings) -> Result<Templates, ChatError> {
         Ok(Templates { default: Some(Template::compile(CHATML, "chatml", settings)?), with_tools: None })
     }
 
@@ -38,7 +38,7 @@ impl Templates {
     ///
     /// # Errors
     /// A file that cannot be read; those of [`Template::compile`].
-    pub fn of_file(path: &Path, settings: &Settings) -> Result<Templates, ChatError> {
+    pub fn of_file(path: &Path, settings: &TemplateSettings) -> Result<Templates, ChatError> {
         let source = read(path)?.ok_or_else(|| {
             ChatError::new(format!("{}: there is no such file", path.display()), "check data.chat_template")
         })?;
@@ -50,7 +50,7 @@ impl Templates {
     ///
     /// # Errors
     /// A folder without a template; a file that cannot be read; those of [`Template::compile`].
-    pub fn of_folder(folder: &Path, settings: &Settings) -> Result<Templates, ChatError> {
+    pub fn of_folder(folder: &Path, settings: &TemplateSettings) -> Result<Templates, ChatError> {
         let mut sources: BTreeMap<String, (String, String)> = BTreeMap::new();
         let mut add = |name: &str, location: String, source: String| {
             sources.insert(name.to_owned(), (location, source));

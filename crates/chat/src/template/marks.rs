@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::Rendering;
 use crate::error::ChatError;
-use crate::row::Message;
+use crate::row::ChatMessage;
 
 /// Marks of a generation block.
 pub(super) const SPAN: (char, char) = ('\u{10F8F2}', '\u{10F8F3}');
@@ -60,7 +60,7 @@ impl Literals {
     }
 
     /// True if a message or tool holds such a name.
-    pub(super) fn occur(&self, messages: &[Message], tools: Option<&[Value]>) -> bool {
+    pub(super) fn occur(&self, messages: &[ChatMessage], tools: Option<&[Value]>) -> bool {
         let Some(names) = &self.names else { return false };
         let has = |value: &Value| any_string(value, &|text| names.is_match(text));
         messages.iter().any(|message| message.keys().values().any(has))

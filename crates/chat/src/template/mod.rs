@@ -33,8 +33,8 @@ use minijinja::value::Rest;
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value};
 use serde_json::Map;
 
-use crate::error::{ChatError, DropReason, Failure, shown};
-use crate::row::Message;
+use crate::error::{ChatError, DropReason, RowFailure, shown};
+use crate::row::ChatMessage;
 
 pub use date::Date;
 pub use folder::{Templates, special_tokens};
@@ -52,7 +52,7 @@ const MAX_SOURCE_BYTES: usize = 4 << 20;
 
 /// Variables of a template beside the messages.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Settings {
+pub struct TemplateSettings {
     /// Special tokens by name, such as `bos_token`.
     pub special_tokens: BTreeMap<String, String>,
     /// `data.chat_template_kwargs`, which win over special tokens.
@@ -100,12 +100,12 @@ struct Values {
 
 impl Prepared {
     pub(crate) fn new(
-        messages: &[Message],
+        messages: &[ChatMessage],
         tools: Option<&[serde_json::Value]>,
         literals: &Literals,
     ) -> Prepared {
         let values =
-            |object: &dyn Fn(&Message) -> Value, tool: &dyn Fn(&serde_json::Value) -> Value| Values {
+            |object: &dyn Fn(&ChatMessage) -> Value, tool: &dyn Fn(&serde_json::Value) -> Value| Values {
                 messages: messages.iter().map(object).collect(),
                 tools: tools
                     .map_or(Value::from(()), |tools| tools.iter().map(tool).collect::<Vec<_>>().into()),
@@ -127,7 +127,7 @@ impl Template {
     /// # Errors
     /// A source that Jinja2 or this module does not know: names the line; a `chat_template_kwargs` that is
     /// named as an argument of transformers.
-    pub fn compile(source: &str, location: &str, settings: &Settings) -> Result<Template, ChatError> {
+    pub fn compile(source: &str, location: &str, settings: &TemplateSettings) -> Result<Template, ChatError> {
         const TAKEN: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "chat_template"];
         if let Some(name) = settings.kwargs.keys().find(|name| TAKEN.contains(&name.as_str())) {
             return Err(ChatError::new(
@@ -177,15 +177,15 @@ impl Template {
     /// Renders messages. `literals` finds the names of special tokens that the messages hold.
     ///
     /// # Errors
-    /// [`Failure::Drop`] if the template raises an exception or changes under marks; [`Failure::Error`] if it
+    /// [`RowFailure::Drop`] if the template raises an exception or changes under marks; [`RowFailure::Error`] if it
     /// fails, runs too long or writes too much.
     pub fn render(
         &self,
-        messages: &[Message],
+        messages: &[ChatMessage],
         tools: Option<&[serde_json::Value]>,
         add_generation_prompt: bool,
         literals: &Literals,
-    ) -> Result<Rendering, Failure> {
+    ) -> Result<Rendering, RowFailure> {
         self.render_first(&Prepared::new(messages, tools, literals), messages.len(), add_generation_prompt)
     }
 
@@ -195,16 +195,16 @@ impl Template {
         prepared: &Prepared,
         len: usize,
         add_generation_prompt: bool,
-    ) -> Result<Rendering, Failure> {
+    ) -> Result<Rendering, RowFailure> {
         let plain = self.run(&prepared.plain, len, add_generation_prompt)?;
-        let mut rendering = marks::remove_spans(&plain).ok_or(Failure::Drop(DropReason::Markers))?;
+        let mut rendering = marks::remove_spans(&plain).ok_or(RowFailure::Drop(DropReason::Markers))?;
         if self.is_generation_nested {
             // The marks of spans may change what the template does with the text around them.
             let mut unmarked = self.clone();
             unmarked.environment.add_filter(source::SPAN_FILTER, |text: Value| text);
             if unmarked.run(&prepared.plain, len, add_generation_prompt)? != rendering.text {
                 let problem = "the text of a generation block is changed after it";
-                return Err(Failure::Error(ChatError::new(
+                return Err(RowFailure::Error(ChatError::new(
                     format!("chat template {}: {problem}", self.location),
                     "write the block where its text is printed",
                 )));
@@ -212,16 +212,16 @@ impl Template {
         }
         if let Some(marked) = &prepared.marked {
             let marked = self.run(marked, len, add_generation_prompt)?;
-            let marked = marks::remove_all(&marked).ok_or(Failure::Drop(DropReason::Markers))?;
+            let marked = marks::remove_all(&marked).ok_or(RowFailure::Drop(DropReason::Markers))?;
             if marked.text != rendering.text || marked.spans != rendering.spans {
-                return Err(Failure::Drop(DropReason::Markers));
+                return Err(RowFailure::Drop(DropReason::Markers));
             }
             rendering = marked;
         }
         Ok(rendering)
     }
 
-    fn run(&self, values: &Values, len: usize, add_generation_prompt: bool) -> Result<String, Failure> {
+    fn run(&self, values: &Values, len: usize, add_generation_prompt: bool) -> Result<String, RowFailure> {
         let mut variables: BTreeMap<String, Value> = self.variables.iter().cloned().collect();
         variables.insert("messages".to_owned(), Value::from(values.messages[..len].to_vec()));
         variables.insert("tools".to_owned(), values.tools.clone());
@@ -233,13 +233,16 @@ impl Template {
         let run = || template.render_captured_to(Value::from(variables), &mut text).map(drop);
         let Ok(result) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) else {
             let problem = format!("chat template {}: the library that runs it failed", self.location);
-            return Err(Failure::Error(ChatError::new(problem, "please report it with the template")));
+            return Err(RowFailure::Error(ChatError::new(problem, "please report it with the template")));
         };
         match result {
             Ok(()) => String::from_utf8(text.bytes).map_err(|_| {
-                Failure::Error(ChatError::new(format!("chat template {}: no UTF-8", self.location), REFUSED))
+                RowFailure::Error(ChatError::new(
+                    format!("chat template {}: no UTF-8", self.location),
+                    REFUSED,
+                ))
             }),
-            Err(_) if text.is_full => Err(Failure::Error(ChatError::new(
+            Err(_) if text.is_full => Err(RowFailure::Error(ChatError::new(
                 format!("chat template {}: writes more than {} MiB", self.location, MAX_TEXT_BYTES >> 20),
                 "split the conversation, or check the template for a loop without end",
             ))),
@@ -247,16 +250,16 @@ impl Template {
         }
     }
 
-    fn failed(&self, error: &Error) -> Failure {
+    fn failed(&self, error: &Error) -> RowFailure {
         if let Some(message) = raised(error) {
-            return Failure::Drop(DropReason::Raised(message));
+            return RowFailure::Drop(DropReason::Raised(message));
         }
         let line = innermost(error).line().map_or(String::new(), |line| format!(", line {line}"));
         let (problem, advice) = match error.kind() {
             ErrorKind::OutOfFuel => ("runs too long".to_owned(), "check it for a loop without end"),
             _ => (message_of(innermost(error)), "check the row against what the template expects"),
         };
-        Failure::Error(ChatError::new(format!("chat template {}{line}: {problem}", self.location), advice))
+        RowFailure::Error(ChatError::new(format!("chat template {}{line}: {problem}", self.location), advice))
     }
 }
 

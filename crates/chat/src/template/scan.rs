@@ -2,8 +2,8 @@
 
 /// Token of a tag.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Token {
-    pub(super) kind: Kind,
+pub(super) struct TemplateToken {
+    pub(super) kind: TagKind,
     /// Source of the token.
     pub(super) text: String,
     /// Line of the token, from 1.
@@ -12,7 +12,7 @@ pub(super) struct Token {
 
 /// Kind of a token.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum TagKind {
     Space,
     Name,
     Number,
@@ -21,9 +21,9 @@ pub(super) enum Kind {
     Operator,
 }
 
-impl Token {
+impl TemplateToken {
     pub(super) fn is(&self, text: &str) -> bool {
-        self.text == text && matches!(self.kind, Kind::Name | Kind::Operator)
+        self.text == text && matches!(self.kind, TagKind::Name | TagKind::Operator)
     }
 }
 
@@ -36,7 +36,7 @@ pub(super) fn tokens(
     source: &str,
     close: &str,
     mut line: usize,
-) -> Result<(Vec<Token>, usize), (usize, String)> {
+) -> Result<(Vec<TemplateToken>, usize), (usize, String)> {
     let mut found = Vec::new();
     let mut open: Vec<char> = Vec::new();
     let mut at = 0;
@@ -52,17 +52,17 @@ pub(super) fn tokens(
         }
         let (kind, len) = match c {
             c if c.is_whitespace() => {
-                (Kind::Space, rest.len() - rest.trim_start_matches(char::is_whitespace).len())
+                (TagKind::Space, rest.len() - rest.trim_start_matches(char::is_whitespace).len())
             }
             '\'' | '"' => {
                 let len = string_len(rest, c).ok_or_else(|| (line, "a string is not closed".to_owned()))?;
-                (Kind::Text(unescape(&rest[1..len - 1]).map_err(|problem| (line, problem))?), len)
+                (TagKind::Text(unescape(&rest[1..len - 1]).map_err(|problem| (line, problem))?), len)
             }
             c if c.is_alphabetic() || c == '_' => {
                 let is_part = |c: char| c.is_alphanumeric() || c == '_';
-                (Kind::Name, rest.find(|c| !is_part(c)).unwrap_or(rest.len()))
+                (TagKind::Name, rest.find(|c| !is_part(c)).unwrap_or(rest.len()))
             }
-            c if c.is_ascii_digit() => (Kind::Number, number_len(rest)),
+            c if c.is_ascii_digit() => (TagKind::Number, number_len(rest)),
             c => {
                 match c {
                     '(' | '[' | '{' => open.push(c),
@@ -79,12 +79,12 @@ pub(super) fn tokens(
                     _ => {}
                 }
                 let is_pair = PAIRS.iter().any(|pair| rest.starts_with(pair));
-                (Kind::Operator, if is_pair { 2 } else { c.len_utf8() })
+                (TagKind::Operator, if is_pair { 2 } else { c.len_utf8() })
             }
         };
         let text = rest[..len].to_owned();
         let lines = text.matches('\n').count();
-        found.push(Token { kind, text, line });
+        found.push(TemplateToken { kind, text, line });
         line += lines;
         at += len;
     }

@@ -9,7 +9,7 @@
 
 use super::data::{ATTRIBUTE, DICT_METHODS, ITEM};
 use super::marks::is_marked;
-use super::scan::{Kind, Token, tokens};
+use super::scan::{TagKind, TemplateToken, tokens};
 
 /// Filter that marks the text of a generation block.
 pub(super) const SPAN_FILTER: &str = "xtrain_generation";
@@ -123,7 +123,7 @@ impl Rewriter {
         if end == "+}}" {
             return Err((line, "`+}}` does not end an expression".to_owned()));
         }
-        let name = tokens.iter().find(|token| token.kind != Kind::Space).filter(|_| close == "%}");
+        let name = tokens.iter().find(|token| token.kind != TagKind::Space).filter(|_| close == "%}");
         match name.map(|name| name.text.as_str()) {
             Some("generation") => self.open_generation(&tokens, mark, end, line)?,
             Some("endgeneration") => self.close_generation(&tokens, mark, end, line)?,
@@ -143,7 +143,7 @@ impl Rewriter {
 
     fn open_generation(
         &mut self,
-        tokens: &[Token],
+        tokens: &[TemplateToken],
         mark: &str,
         end: &str,
         line: usize,
@@ -162,7 +162,7 @@ impl Rewriter {
 
     fn close_generation(
         &mut self,
-        tokens: &[Token],
+        tokens: &[TemplateToken],
         mark: &str,
         end: &str,
         line: usize,
@@ -179,7 +179,12 @@ impl Rewriter {
     }
 
     /// Notes an open block, and refuses a loop control that would leave a block other than `if`.
-    fn note_block(&mut self, name: &str, tokens: &[Token], line: usize) -> Result<(), (usize, String)> {
+    fn note_block(
+        &mut self,
+        name: &str,
+        tokens: &[TemplateToken],
+        line: usize,
+    ) -> Result<(), (usize, String)> {
         const BLOCKS: [&str; 5] = ["macro", "call", "filter", "with", "for"];
         let is_assignment = tokens.iter().any(|token| token.is("="));
         let opened = BLOCKS.into_iter().find(|block| *block == name);
@@ -203,8 +208,8 @@ impl Rewriter {
 }
 
 /// The white space of a tag of one word, with its line breaks.
-fn spaces_of_bare_tag(tokens: &[Token]) -> Option<String> {
-    let is_bare = tokens.iter().filter(|token| token.kind != Kind::Space).count() == 1;
+fn spaces_of_bare_tag(tokens: &[TemplateToken]) -> Option<String> {
+    let is_bare = tokens.iter().filter(|token| token.kind != TagKind::Space).count() == 1;
     let breaks: usize = tokens.iter().map(|token| token.text.matches('\n').count()).sum();
     is_bare.then(|| format!(" {}", "\n".repeat(breaks)))
 }
@@ -229,20 +234,20 @@ fn raw_block(source: &str) -> Option<(usize, usize)> {
 }
 
 /// The source of a tag's inside.
-fn rewrite_tokens(tokens: &[Token], statement: Option<&str>) -> Result<String, (usize, String)> {
+fn rewrite_tokens(tokens: &[TemplateToken], statement: Option<&str>) -> Result<String, (usize, String)> {
     refuse_safe_beside_operators(tokens)?;
     refuse_private_attributes(tokens)?;
     let mut out: Vec<String> = Vec::new();
     // Tokens without white space, and the position of each in `out`.
-    let mut before: Vec<(Token, usize)> = Vec::new();
-    let next_of = |at: usize| tokens[at + 1..].iter().find(|token| token.kind != Kind::Space);
+    let mut before: Vec<(TemplateToken, usize)> = Vec::new();
+    let next_of = |at: usize| tokens[at + 1..].iter().find(|token| token.kind != TagKind::Space);
     for (at, token) in tokens.iter().enumerate() {
         let mut text = token.text.clone();
         let last = before.last();
         let last_is = |operator: &str| last.is_some_and(|(last, _)| last.is(operator));
         let is_method = DICT_METHODS.contains(&text.as_str());
         match &token.kind {
-            Kind::Text(value) => {
+            TagKind::Text(value) => {
                 let ends_subscript = next_of(at).is_some_and(|next| next.is("]"));
                 let is_subscript =
                     last_is("[") && before.len() > 1 && is_operand(&before[before.len() - 2].0);
@@ -251,16 +256,16 @@ fn rewrite_tokens(tokens: &[Token], statement: Option<&str>) -> Result<String, (
                 let breaks = "\n".repeat(text.matches('\n').count());
                 text = quoted(&if asks { format!("{ITEM}{value}") } else { value.clone() }) + &breaks;
                 // Strings that follow each other are one.
-                if let Some((Token { kind: Kind::Text(first), .. }, place)) = before.last_mut() {
+                if let Some((TemplateToken { kind: TagKind::Text(first), .. }, place)) = before.last_mut() {
                     first.push_str(value);
                     out[*place] = quoted(first);
                     out.push(breaks);
                     continue;
                 }
             }
-            Kind::Operator if text == "{" => text = format!("{DICT_FUNCTION}({{"),
-            Kind::Operator if text == "}" => text = "})".to_owned(),
-            Kind::Name if is_method && last_is(".") => {
+            TagKind::Operator if text == "{" => text = format!("{DICT_FUNCTION}({{"),
+            TagKind::Operator if text == "}" => text = "})".to_owned(),
+            TagKind::Name if is_method && last_is(".") => {
                 let is_assigned = next_of(at).is_some_and(|next| next.is("="));
                 if !next_of(at).is_some_and(|next| next.is("(")) && !is_assigned {
                     if let Some((_, place)) = last {
@@ -271,7 +276,7 @@ fn rewrite_tokens(tokens: &[Token], statement: Option<&str>) -> Result<String, (
             }
             _ => {}
         }
-        if token.kind != Kind::Space {
+        if token.kind != TagKind::Space {
             before.push((token.clone(), out.len()));
         }
         out.push(text);
@@ -285,29 +290,29 @@ fn rewrite_tokens(tokens: &[Token], statement: Option<&str>) -> Result<String, (
 }
 
 /// True for a token after which `[` looks an item up.
-fn is_operand(token: &Token) -> bool {
+fn is_operand(token: &TemplateToken) -> bool {
     const WORDS: [&str; 8] = ["in", "not", "and", "or", "is", "if", "else", "elif"];
     match &token.kind {
-        Kind::Name => !WORDS.contains(&token.text.as_str()),
-        Kind::Text(_) => true,
+        TagKind::Name => !WORDS.contains(&token.text.as_str()),
+        TagKind::Text(_) => true,
         _ => token.is(")") || token.is("]"),
     }
 }
 
 /// Passes what a loop runs over through a filter: the expression between `in` and `if`, `recursive` or the
 /// end.
-fn check_iterable(tokens: &[(Token, usize)], out: &mut [String]) {
+fn check_iterable(tokens: &[(TemplateToken, usize)], out: &mut [String]) {
     let mut depth = 0_usize;
     let (mut first, mut last) = (None, None);
     for (token, place) in tokens {
         match token.text.as_str() {
-            "(" | "[" | "{" if token.kind == Kind::Operator => depth += 1,
-            ")" | "]" | "}" if token.kind == Kind::Operator => depth = depth.saturating_sub(1),
-            "in" if depth == 0 && first.is_none() && token.kind == Kind::Name => {
+            "(" | "[" | "{" if token.kind == TagKind::Operator => depth += 1,
+            ")" | "]" | "}" if token.kind == TagKind::Operator => depth = depth.saturating_sub(1),
+            "in" if depth == 0 && first.is_none() && token.kind == TagKind::Name => {
                 first = Some(*place);
                 continue;
             }
-            "if" | "recursive" if depth == 0 && first.is_some() && token.kind == Kind::Name => break,
+            "if" | "recursive" if depth == 0 && first.is_some() && token.kind == TagKind::Name => break,
             _ => {}
         }
         if first.is_some() {
@@ -321,7 +326,7 @@ fn check_iterable(tokens: &[(Token, usize)], out: &mut [String]) {
 }
 
 /// Passes what is stored in a namespace through a filter: the expression after `=`.
-fn check_depth(tokens: &[(Token, usize)], out: &mut [String]) {
+fn check_depth(tokens: &[(TemplateToken, usize)], out: &mut [String]) {
     let Some(equals) = tokens.iter().position(|(token, _)| token.is("=")) else { return };
     let has_attribute = tokens[..equals].iter().any(|(token, _)| token.is("."));
     if let (true, Some((_, last))) = (has_attribute && equals + 1 < tokens.len(), tokens.last()) {
@@ -331,11 +336,11 @@ fn check_depth(tokens: &[(Token, usize)], out: &mut [String]) {
 }
 
 /// Transformers refuses names of a namespace that begin with an underscore.
-fn refuse_private_attributes(tokens: &[Token]) -> Result<(), (usize, String)> {
-    let tokens: Vec<&Token> = tokens.iter().filter(|token| token.kind != Kind::Space).collect();
+fn refuse_private_attributes(tokens: &[TemplateToken]) -> Result<(), (usize, String)> {
+    let tokens: Vec<&TemplateToken> = tokens.iter().filter(|token| token.kind != TagKind::Space).collect();
     let stores = tokens.windows(3).find(|three| {
         let is_after = three[0].is(".") || three[0].is("(") || three[0].is(",");
-        is_after && three[1].kind == Kind::Name && three[1].text.starts_with('_') && three[2].is("=")
+        is_after && three[1].kind == TagKind::Name && three[1].text.starts_with('_') && three[2].is("=")
     });
     match stores {
         Some(three) => Err((three[1].line, format!("the name {} begins with an underscore", three[1].text))),
@@ -344,8 +349,8 @@ fn refuse_private_attributes(tokens: &[Token]) -> Result<(), (usize, String)> {
 }
 
 /// In Jinja2 `safe` gives text that escapes what is added to it.
-fn refuse_safe_beside_operators(tokens: &[Token]) -> Result<(), (usize, String)> {
-    let tokens: Vec<&Token> = tokens.iter().filter(|token| token.kind != Kind::Space).collect();
+fn refuse_safe_beside_operators(tokens: &[TemplateToken]) -> Result<(), (usize, String)> {
+    let tokens: Vec<&TemplateToken> = tokens.iter().filter(|token| token.kind != TagKind::Space).collect();
     let safe = tokens.windows(2).find(|pair| pair[0].is("|") && pair[1].is("safe"));
     let adds = tokens.iter().any(|token| token.is("+") || token.is("%") || token.is("*"));
     match safe {

@@ -6,7 +6,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use serde_json::{Map, Value};
-use xtrain_chat::{ChatError, Conversation, Encode, Format, Row, Settings, Template, Token, read_row};
+use xtrain_chat::{
+    ChatError, ChatRow, Conversation, Encode, EncodedToken, RowFormat, Template, TemplateSettings, read_row,
+};
 
 pub(crate) fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/chat"))
@@ -22,17 +24,17 @@ pub(crate) fn golden(name: &str) -> Value {
 }
 
 /// Settings with the golden file's date and variables, and more of these.
-pub(crate) fn settings(golden: &Value, more: &[(&str, Value)]) -> Settings {
+pub(crate) fn settings(golden: &Value, more: &[(&str, Value)]) -> TemplateSettings {
     let mut kwargs: Map<String, Value> = golden["variables"].as_object().cloned().unwrap_or_default();
     kwargs.extend(more.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
     let today = golden["today"].as_str().unwrap_or("2026-11-28").parse().expect("a date");
-    Settings { kwargs, today, ..Settings::default() }
+    TemplateSettings { kwargs, today, ..TemplateSettings::default() }
 }
 
 /// The conversation of a row with `messages`.
 pub(crate) fn conversation(row: &Value) -> Result<Conversation, ChatError> {
-    match read_row(Format::Messages, row.as_object().expect("an object"))? {
-        Row::Chat(conversation) => Ok(conversation),
+    match read_row(RowFormat::Messages, row.as_object().expect("an object"))? {
+        ChatRow::Chat(conversation) => Ok(conversation),
         other => panic!("{other:?}"),
     }
 }
@@ -50,7 +52,7 @@ pub(crate) fn without_spans(source: &str) -> String {
         .replace("generation -%}", "if true -%}")
 }
 
-pub(crate) fn compile(source: &str, settings: &Settings) -> Template {
+pub(crate) fn compile(source: &str, settings: &TemplateSettings) -> Template {
     Template::compile(source, "test", settings).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -61,7 +63,7 @@ pub(crate) struct Bytes {
 }
 
 impl Encode for Bytes {
-    fn encode(&self, text: &str, splits_special: bool, _: bool) -> Result<Vec<Token>, ChatError> {
+    fn encode(&self, text: &str, splits_special: bool, _: bool) -> Result<Vec<EncodedToken>, ChatError> {
         let added = self.special.iter().chain(&self.not_special);
         let added: Vec<(usize, &String)> = added.enumerate().collect();
         let is_used = |at: usize| !splits_special || at >= self.special.len();
@@ -76,7 +78,7 @@ impl Encode for Bytes {
                 }
             };
             let end = chars + taken.chars().count();
-            tokens.extend(ids.into_iter().map(|id| Token { id, start: chars, end }));
+            tokens.extend(ids.into_iter().map(|id| EncodedToken { id, start: chars, end }));
             (chars, rest) = (end, &rest[taken.len()..]);
         }
         Ok(tokens)

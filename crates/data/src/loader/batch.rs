@@ -1,7 +1,7 @@
 //! A batch of packed sequences.
 
 use super::bins::Document;
-use super::split::Window;
+use super::split::WindowContent;
 use crate::error::Result;
 use crate::stream::TokenStream;
 
@@ -41,6 +41,13 @@ pub enum DocumentMask {
     On,
 }
 
+impl From<bool> for DocumentMask {
+    /// `data.document_mask` of a run file.
+    fn from(is_on: bool) -> DocumentMask {
+        if is_on { DocumentMask::On } else { DocumentMask::Off }
+    }
+}
+
 impl Batch {
     pub(super) fn with_capacity(batch_size: usize, seq_len: usize) -> Batch {
         let column = || Vec::with_capacity(batch_size * seq_len);
@@ -60,12 +67,12 @@ impl Batch {
     pub(super) fn push(
         &mut self,
         stream: &dyn TokenStream,
-        window: Window<'_>,
+        window: WindowContent<'_>,
         mask: DocumentMask,
     ) -> Result<()> {
         match window {
-            Window::Range { start, targets } => self.push_range(stream, start, targets, mask),
-            Window::Documents(documents) => self.push_documents(stream, documents),
+            WindowContent::Range { start, targets } => self.push_range(stream, start, targets, mask),
+            WindowContent::Documents(documents) => self.push_documents(stream, documents),
         }
     }
 

@@ -10,6 +10,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -30,10 +31,11 @@ pub enum Packing {
 }
 
 impl Packing {
-    /// The packing of tokens for which nothing else was asked: whole documents where some tokens are
-    /// untrained, else the stream.
-    pub fn for_tokens(stream: &dyn TokenStream) -> Packing {
-        if stream.has_untrained() { Packing::Whole(TooLong::default()) } else { Packing::Stream }
+    /// A stream of tokens with the packing for which nothing else was asked: whole documents where some
+    /// tokens are untrained, else the stream.
+    pub fn with_stream(stream: Arc<dyn TokenStream>) -> (Arc<dyn TokenStream>, Packing) {
+        let is_masked = stream.has_untrained();
+        (stream, if is_masked { Packing::Whole(TooLong::default()) } else { Packing::Stream })
     }
 }
 
@@ -96,7 +98,7 @@ impl TokenCounts {
 }
 
 /// The training and held-out documents of a source.
-pub(super) struct Documents {
+pub(super) struct SplitDocuments {
     pub(super) train: Vec<Document>,
     pub(super) held_out: Vec<Document>,
     pub(super) left_out: LeftOut,
@@ -196,7 +198,7 @@ impl Bins {
 }
 
 /// A document before its length is compared with S.
-struct Found {
+struct FoundDocument {
     range: Range<u64>,
     /// Hash of what the conversation was asked first; documents with equal ones are held out together.
     group: u64,
@@ -216,7 +218,7 @@ pub(super) fn find_documents(
     seq_len: usize,
     too_long: TooLong,
     held_out: Option<f64>,
-) -> Result<Documents> {
+) -> Result<SplitDocuments> {
     let longest = seq_len as u64 + 1;
     let mut left_out = LeftOut::default();
     let mut documents: Vec<(Document, u64)> = Vec::new();
@@ -264,7 +266,7 @@ pub(super) fn find_documents(
     }
     let Some(fraction) = held_out else {
         let train = documents.into_iter().map(|(document, _)| document).collect();
-        return Ok(Documents { train, held_out: Vec::new(), left_out });
+        return Ok(SplitDocuments { train, held_out: Vec::new(), left_out });
     };
     let groups = held_out_groups(&documents, fraction).ok_or_else(|| {
         DataError::invalid(
@@ -279,7 +281,7 @@ pub(super) fn find_documents(
     let (held, train): (Vec<_>, Vec<_>) =
         documents.into_iter().partition(|(_, group)| groups.binary_search(group).is_ok());
     let without_group = |documents: Vec<(Document, u64)>| documents.into_iter().map(|(d, _)| d).collect();
-    Ok(Documents { train: without_group(train), held_out: without_group(held), left_out })
+    Ok(SplitDocuments { train: without_group(train), held_out: without_group(held), left_out })
 }
 
 /// Tokens of each group, by hash.
@@ -332,7 +334,7 @@ struct DocumentReader<'s> {
 impl DocumentReader<'_> {
     /// Calls `f` with the number of each document, the document, and its tokens' bits. Tokens after the last
     /// end are a document too.
-    fn each(&mut self, mut f: impl FnMut(usize, Found, &[bool])) -> Result<()> {
+    fn each(&mut self, mut f: impl FnMut(usize, FoundDocument, &[bool])) -> Result<()> {
         let count = self.stream.token_count();
         let mut ends = Vec::new();
         self.stream.document_ends(1..count + 1, &mut ends)?;
@@ -346,7 +348,7 @@ impl DocumentReader<'_> {
             if self.wants_groups {
                 self.group = self.group_of(start..end)?;
             }
-            f(number, Found { range: start..end, group: self.group }, &self.bits);
+            f(number, FoundDocument { range: start..end, group: self.group }, &self.bits);
             start = end;
         }
         Ok(())

@@ -127,7 +127,7 @@ pub(super) enum Windows {
 
 /// What a window holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Window<'w> {
+pub(super) enum WindowContent<'w> {
     /// Consecutive tokens: the position of the first one, and the number of targets.
     Range {
         /// Position of the first token in the source.
@@ -139,12 +139,12 @@ pub(super) enum Window<'w> {
     Documents(&'w [Document]),
 }
 
-impl Window<'_> {
+impl WindowContent<'_> {
     /// Position of the first token in the source.
     pub(super) fn position(&self) -> u64 {
         match self {
-            Window::Range { start, .. } => *start,
-            Window::Documents(documents) => documents[0].start,
+            WindowContent::Range { start, .. } => *start,
+            WindowContent::Documents(documents) => documents[0].start,
         }
     }
 }
@@ -159,13 +159,13 @@ impl Windows {
     }
 
     /// What window number `window` holds.
-    pub(super) fn locate(&self, window: u64) -> Window<'_> {
+    pub(super) fn locate(&self, window: u64) -> WindowContent<'_> {
         match self {
             Windows::Ranges(ranges) => {
                 let (start, targets) = ranges.locate(window);
-                Window::Range { start, targets }
+                WindowContent::Range { start, targets }
             }
-            Windows::Bins(bins) => Window::Documents(bins.documents(window)),
+            Windows::Bins(bins) => WindowContent::Documents(bins.documents(window)),
         }
     }
 

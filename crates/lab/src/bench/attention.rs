@@ -10,7 +10,7 @@ use xtrain_config::Parsed;
 use xtrain_model::decoder::Batch;
 use xtrain_model::{Mixer, SelfAttention};
 use xtrain_ops::attention::{Attention, AttentionGrad};
-use xtrain_planner::estimate::Work;
+use xtrain_planner::estimate::OpWork;
 use xtrain_program::{Program, Role, Stage};
 use xtrain_step::engine::{Processor, Target};
 use xtrain_step::error::LearnError;
@@ -83,7 +83,8 @@ pub fn attention(
     for masked in [false, true] {
         let inputs = if masked { vec![("doc_start", starts.clone())] } else { Vec::new() };
         let (program, made) = program(shape, masked, orders, bench.dtype())?;
-        let works: Vec<Work> = program.instances.iter().map(|i| Work::from_instance(&program, i)).collect();
+        let works: Vec<OpWork> =
+            program.instances.iter().map(|i| OpWork::from_instance(&program, i)).collect();
         let seconds = bench.seconds(program, &inputs)?;
         let (share, length) = if masked { seen(shape, &starts) } else { (1.0, None) };
         for ((work, seconds), (op, deterministic)) in works.into_iter().zip(seconds).zip(made) {

@@ -12,7 +12,7 @@ use xtrain_ops::grouped_scaled_matmul::GroupedScaledMatmul;
 use xtrain_ops::groups::Groups;
 use xtrain_ops::linear::{LinearDgrad, LinearWgrad};
 use xtrain_ops::scaled_matmul::ScaledMatmul;
-use xtrain_planner::estimate::Work;
+use xtrain_planner::estimate::OpWork;
 use xtrain_program::quantize::Candidate;
 use xtrain_program::{LinearGemm, Origin, Program, Role, Stage, WriteMode};
 use xtrain_step::engine::{Processor, Target};
@@ -122,10 +122,10 @@ pub fn gemms(
         for instance in program.instances.iter_mut().filter(|i| i.origin.role == Role::Wgrad) {
             instance.outputs.iter_mut().for_each(|output| output.mode = gradient);
         }
-        let works: Vec<(&str, Work)> = program
+        let works: Vec<(&str, OpWork)> = program
             .instances
             .iter()
-            .map(|i| (i.origin.role.name(), Work::from_instance(&program, i)))
+            .map(|i| (i.origin.role.name(), OpWork::from_instance(&program, i)))
             .collect();
         let seconds = bench.seconds(program.clone(), &inputs)?;
         for ((role, work), seconds) in works.into_iter().zip(seconds) {

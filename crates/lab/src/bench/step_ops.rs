@@ -5,7 +5,7 @@ use super::step::{LR, StepBench, ceiling};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use xtrain_config::Parsed;
-use xtrain_planner::estimate::Work;
+use xtrain_planner::estimate::OpWork;
 use xtrain_planner::median::median;
 use xtrain_runtime::{TimedWork, Timing};
 use xtrain_step::error::LearnError;
@@ -54,18 +54,18 @@ pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
         }
     }
     let program = bench.learner.weights().engine().program(id);
-    let mut rows: BTreeMap<(&str, &str, &str), (usize, f64, Work)> = BTreeMap::new();
+    let mut rows: BTreeMap<(&str, &str, &str), (usize, f64, OpWork)> = BTreeMap::new();
     for (index, times) in measured {
         let instance = &program.instances[index];
         let (op, origin) = (instance.code.op().name(), &instance.origin);
         let (count, seconds, all) = rows.entry((op, &origin.site, origin.role.name())).or_default();
-        let work = Work::from_instance(program, instance);
+        let work = OpWork::from_instance(program, instance);
         *count += 1;
         *seconds += median(&times);
-        *all = Work { flops: all.flops + work.flops, bytes: all.bytes + work.bytes };
+        *all = OpWork { flops: all.flops + work.flops, bytes: all.bytes + work.bytes };
     }
     let speed =
-        |((op, site, role), (count, seconds, work)): ((&str, &str, &str), (usize, f64, Work))| OpSpeed {
+        |((op, site, role), (count, seconds, work)): ((&str, &str, &str), (usize, f64, OpWork))| OpSpeed {
             op: op.into(),
             site: site.into(),
             role: role.into(),

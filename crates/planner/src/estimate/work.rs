@@ -5,18 +5,18 @@ use xtrain_tensor::TensorType;
 
 /// Work of one run of an op.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Work {
+pub struct OpWork {
     /// Floating-point operations.
     pub flops: f64,
     /// Bytes of all operands, each once.
     pub bytes: usize,
 }
 
-impl Work {
+impl OpWork {
     /// Operations and operands of `instance`.
     pub fn from_instance(program: &Program, instance: &Instance) -> Self {
         let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
         let bytes = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
-        Work { flops: instance.code.op().cost(&inputs, &outputs).flops(), bytes }
+        OpWork { flops: instance.code.op().cost(&inputs, &outputs).flops(), bytes }
     }
 }

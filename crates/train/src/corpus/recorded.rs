@@ -3,7 +3,7 @@
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
-use crate::paths::Source;
+use crate::paths::NamedSource;
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -29,7 +29,7 @@ pub(crate) struct RecordedText {
 
 impl RecordedText {
     /// A record whose tokens are not known yet.
-    pub(super) fn new(sources: &[Source], options: &InputOptions, split: Split) -> Self {
+    pub(super) fn new(sources: &[NamedSource], options: &InputOptions, split: Split) -> Self {
         RecordedText {
             paths: sources.iter().map(|source| source.named.path.clone()).collect(),
             text_field: options.field.clone(),

@@ -19,8 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
 use xtrain_data::{
-    DataError, Dataset, DocumentMask, Packing, PrepareOptions, TokenStream, Tokenizer, Validation,
-    prepare_cached,
+    DataError, Dataset, Packing, PrepareOptions, TokenStream, Tokenizer, Validation, prepare_cached,
 };
 use xtrain_model::decoder::Batch;
 
@@ -96,12 +95,8 @@ impl HeldOut {
         let longest = streams.iter().map(|s| s.token_count().saturating_sub(1)).max().unwrap_or(0);
         let seq_len = usize::try_from(longest).map_or(asked, |longest| asked.min(longest.max(1)));
         let document_mask = options.document_mask.unwrap_or(opened.document_mask);
-        let mask = if document_mask { DocumentMask::On } else { DocumentMask::Off };
-        let with_packing = |stream: Arc<dyn TokenStream>| {
-            let packing = Packing::for_tokens(stream.as_ref());
-            (stream, packing)
-        };
-        let validation = Validation::new(streams.into_iter().map(with_packing).collect(), seq_len, mask)?;
+        let streams = streams.into_iter().map(Packing::with_stream).collect();
+        let validation = Validation::new(streams, seq_len, document_mask.into())?;
         Ok(Some(HeldOut { validation, text_bytes, seq_len, document_mask, _temporary: temporary }))
     }
 

@@ -12,7 +12,7 @@ const FILES: usize = 2;
 const OF_KERNELS: &str = "Arguments";
 
 /// The files in Rust below `folder`, without those of tests.
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+pub(super) fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
         let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();

@@ -37,7 +37,7 @@ pub(crate) const AROUND_BACKWARD: KernelSource = KernelSource {
 pub(crate) const DOCUMENTS: KernelSource = KernelSource {
     constants: &[&[("KEYS", KEYS as i64)]],
     archs: &[Arch::SM90],
-    structs: &[Documents::LAYOUT],
+    structs: &[DocumentArguments::LAYOUT],
     variants: || WIDTHS.map(|width| vec![("QUERIES", width.queries as i64)]).to_vec(),
     ..KernelSource::new("attention/hopper/documents.cu", include_str!("documents.cu"))
 };
@@ -63,7 +63,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    struct Documents {
+    struct DocumentArguments {
         doc_start: DevicePtr,
         starts: DevicePtr,
         ends: DevicePtr,
@@ -258,10 +258,15 @@ impl Attention {
         if let Some(doc_start) = doc_start {
             let defines = [("QUERIES", width.queries as i64)];
             let function = gpu.function(&DOCUMENTS, &defines, "hopper_documents")?;
-            let documents =
-                Documents { doc_start: doc_start.place, starts, ends, seq_len: seq_len_u32, padding: 0 };
+            let documents = DocumentArguments {
+                doc_start: doc_start.place,
+                starts,
+                ends,
+                seq_len: seq_len_u32,
+                padding: 0,
+            };
             let launch = Launch { grid: [grid[0], sequences_u32, 1], ..Launch::row(1, 128) };
-            // SAFETY: the kernel takes one `Documents`; as for the kernel before it.
+            // SAFETY: the kernel takes one `DocumentArguments`; as for the kernel before it.
             works.push(unsafe { Work::launch(function, launch, documents) });
         }
 

@@ -2,7 +2,7 @@
 // fetch them, and the tiles of queries that see a tile of keys. It reads and writes 4 bytes a token, once for
 // all heads.
 
-struct Documents {
+struct DocumentArguments {
     // [B, s]: the index in its sequence of the first token of each token's document.
     const int* doc_start;
     // [B, n, QUERIES] for n tiles of queries: the same; after the end of a sequence, that of its last token.
@@ -17,7 +17,7 @@ struct Documents {
 constexpr u32 THREADS = 128, RATIO = KEYS / QUERIES;
 
 // A block for each tile of queries and sequence.
-extern "C" __global__ void __launch_bounds__(THREADS) hopper_documents(const Documents args) {
+extern "C" __global__ void __launch_bounds__(THREADS) hopper_documents(const DocumentArguments args) {
     __shared__ u32 of_warps[THREADS / 32];
     u32 tile = blockIdx.x, tiles = gridDim.x, sequence = blockIdx.y, thread = threadIdx.x;
     const int* doc_start = args.doc_start + (u64)sequence * args.seq_len;

@@ -155,8 +155,10 @@ fn rows_without_anything_to_train_and_rows_that_the_template_refuses_are_dropped
 
 #[test]
 fn messages_that_a_template_drops_are_counted() {
-    let mask = mask_with(&TURNS.replace("{{ m.content }}", "x"), &messages(TWO), TrainOn::Assistant)
-        .expect("a mask");
+    let row =
+        TWO.replace(r#""q""#, r#""question""#).replace(r#""r""#, r#"[{"type": "text", "text": "remark"}]"#);
+    let source = TURNS.replace("{{ m.content }}", "x");
+    let mask = mask_with(&source, &messages(&row), TrainOn::Assistant).expect("a mask");
     assert_eq!(mask.missing_messages, 2);
 }
 

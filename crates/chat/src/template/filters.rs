@@ -58,6 +58,14 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     });
     environment.add_filter("join", join);
     environment.add_filter(source::DEPTH_FILTER, |state: &State, value: Value| {
+        // A sum of lists is a chain of iterators, slow to walk: a namespace stores the list itself.
+        let value = match value.kind() == ValueKind::Iterable && python::is_list(&value) {
+            true => {
+                state.consume_fuel(value.len().unwrap_or_default() as u64)?;
+                Value::from(value.try_iter()?.collect::<Vec<_>>())
+            }
+            false => value,
+        };
         check_depth(state, &value, 0)?;
         Ok::<Value, Error>(value)
     });

@@ -3,7 +3,6 @@
 //! A *rank* is one process with one device; ranks are numbered from 0, and their number is the *world size*.
 //! Everything that depends on a rank or on the number of ranks takes a [`Rank`].
 
-use std::fmt;
 
 /// A rank, and the number of ranks among which it counts: those of a run, or those of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,12 +44,6 @@ impl Rank {
 }
 
 /// `rank 1 of 4`.
-impl fmt::Display for Rank {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} of {}", self.index, self.world_size)
-    }
-}
-
 /// A partition of the ranks of a run into groups of equal size, whose ranks move data among themselves.
 ///
 /// The ranks of a group are at a distance of `stride`: with `size` 2 and `stride` 3, they are 0 and 3, 1 and

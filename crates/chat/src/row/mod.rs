@@ -1,6 +1,6 @@
 //! Rows of chat data: their formats, recognised by keys, and the conversation that each holds.
 //!
-//! A row is read into a [`ChatRow`] whose messages have the keys and the order of keys that transformers passes
+//! A row is read into a [`ChatRow`] whose messages have the keys, and their order, that transformers passes
 //! to a template, so that the same row renders to the same text.
 
 mod format;

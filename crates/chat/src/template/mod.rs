@@ -177,8 +177,8 @@ impl Template {
     /// Renders messages. `literals` finds the names of special tokens that the messages hold.
     ///
     /// # Errors
-    /// [`RowFailure::Drop`] if the template raises an exception or changes under marks; [`RowFailure::Error`] if it
-    /// fails, runs too long or writes too much.
+    /// [`RowFailure::Drop`] if the template raises an exception or changes under marks; [`RowFailure::Error`]
+    /// if it fails, runs too long or writes too much.
     pub fn render(
         &self,
         messages: &[ChatMessage],

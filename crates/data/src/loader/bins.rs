@@ -39,7 +39,7 @@ impl Packing {
     }
 }
 
-/// What happens to a document with more than S + 1 tokens where windows hold whole documents.
+/// Treatment of a document with more than S + 1 tokens, where windows hold whole documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TooLong {
     /// It is left out and counted.
@@ -80,7 +80,7 @@ pub struct LeftOut {
     pub untrained: u64,
 }
 
-/// What windows hold.
+/// Numbers of positions in windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TokenCounts {
     /// Positions with an input token; the others are padding.
@@ -186,7 +186,7 @@ impl Bins {
         &self.documents[self.first[bin]..self.first[bin + 1]]
     }
 
-    /// What a bin holds.
+    /// The counts of a bin.
     pub(super) fn counts(&self, bin: u64) -> TokenCounts {
         self.counts[bin as usize]
     }

@@ -198,8 +198,8 @@ impl Loader {
         samples.map(|sample| self.mixture.locate(sample).0).collect()
     }
 
-    /// Inputs and trained targets of each source in the first `samples` samples. They follow from the position
-    /// alone, so a resumed run counts as an uninterrupted one does.
+    /// Inputs and trained targets of each source in the first `samples` samples. They follow from the
+    /// position alone, so a resumed run counts as an uninterrupted one does.
     pub fn taken(&self, samples: u64) -> Vec<TokenCounts> {
         let counts = self.mixture.counts(samples).into_iter().enumerate();
         counts.map(|(source, count)| self.taken_of(source, count)).collect()

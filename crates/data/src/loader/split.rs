@@ -125,7 +125,7 @@ pub(super) enum Windows {
     Bins(Bins),
 }
 
-/// What a window holds.
+/// Content of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WindowContent<'w> {
     /// Consecutive tokens: the position of the first one, and the number of targets.
@@ -158,7 +158,7 @@ impl Windows {
         }
     }
 
-    /// What window number `window` holds.
+    /// Content of window number `window`.
     pub(super) fn locate(&self, window: u64) -> WindowContent<'_> {
         match self {
             Windows::Ranges(ranges) => {

@@ -213,8 +213,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Reads bytes of the tokens, bits or document ends at offset `start`, and verifies blocks that are read for
-    /// the first time.
+    /// Reads bytes of the tokens, bits or document ends at offset `start`, and verifies blocks that are read
+    /// for the first time.
     fn read_verified(&self, start: u64, out: &mut [u8]) -> Result<()> {
         let block = |at: u64| ((at - self.layout.data.start) / CHUNK_BYTES) as usize;
         if !out.is_empty() {

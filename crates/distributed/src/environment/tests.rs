@@ -212,7 +212,7 @@ fn some_of_torchruns_variables_must_agree_with_the_launcher() {
         for changes in [
             &[("RANK", numbers[0]), ("WORLD_SIZE", numbers[1])][..],
             &[("WORLD_SIZE", numbers[1])],
-            &[("RANK", numbers[0]), ("LOCAL_RANK", &plain.world.local_rank.to_string())],
+            &[("RANK", numbers[0]), ("LOCAL_RANK", &plain.world.local_rank.index.to_string())],
         ] {
             assert_eq!(detected(&changed(file, changes)), plain, "{file} {changes:?}");
         }

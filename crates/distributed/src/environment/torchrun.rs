@@ -57,8 +57,9 @@ pub(super) fn check_agreement(variables: &Variables, other: Option<&Environment>
         }) {
             None => Ok(()),
             Some((name, number, theirs)) => Err(WorldError(format!(
-                "{launcher} started this process as {rank}, whose {name} is {theirs}, but {name}={number} \
-                 is set: remove it from the script that sets it"
+                "{launcher} started this process as rank {} of {}, whose {name} is {theirs}, but {name}={number} \
+                 is set: remove it from the script that sets it",
+                rank.index, rank.world_size
             ))),
         };
     }

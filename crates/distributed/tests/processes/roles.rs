@@ -119,7 +119,7 @@ fn echo(world: &World) -> Result<(), CommError> {
 
 fn fail(world: &World, rank: &str, code: &str) -> ExitCode {
     println!("printed by rank {}", world.rank.index);
-    if world.rank.to_string() == rank {
+    if world.rank.index.to_string() == rank {
         return ExitCode::from(code.parse::<u8>().expect("a code"));
     }
     thread::sleep(LONG);

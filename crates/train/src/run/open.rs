@@ -2,8 +2,8 @@
 //!
 //! [`open`] is one list of stages. All ranks run the stages of [`Stages::all`], some of which exchange
 //! messages between all ranks; rank 0 alone runs those of [`Stages::first`]. The arguments of a stage are all
-//! that it needs. Until the stage "checkpoints" nothing is written into the run folder of a run that begins, so
-//! that a refusal leaves none.
+//! that it needs. Until the stage "checkpoints" nothing is written into the run folder of a run that begins,
+//! so that a refusal leaves none.
 
 use super::evaluation::Evaluation;
 use super::observer::{Observer, Start};

@@ -33,7 +33,7 @@ struct Arguments {
     u32 seq_len;
     u32 heads, kv_heads, sequences;
     // With DOCUMENTS. [B, n, QUERIES] for n tiles of queries: the index in its sequence of the first token of
-    // each query's document. [B, m] for m tiles of keys: the tile of queries after the last one that sees them.
+    // each query's document. [B, m] for m tiles of keys: the tile of queries after the last that sees them.
     const u32 *starts, *ends;
 };
 

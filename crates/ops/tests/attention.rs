@@ -203,8 +203,8 @@ fn check(head_dim: usize, grouped: bool, lengths: Lengths) -> Result<(), Failed>
         let size = norm(&mut expected.iter().copied());
         let error = norm(&mut found.iter().zip(&expected).map(|(a, b)| a - b)) / size;
         let rms = size / (expected.len() as f64).sqrt();
-        // In 40 runs of each case no element was off by more than 0.7 of this. The largest errors are those of
-        // gradients, and come from delta, the sum of do and the rounded o.
+        // In 40 runs of each case no element was off by more than 0.7 of this. The largest errors are those
+        // of gradients, and come from delta, the sum of do and the rounded o.
         let wrong = found.iter().zip(&expected).position(|(a, b)| {
             let bar = 0.04 * (b.abs() + 2.0 * rms);
             // Not a number is wrong, too.

@@ -1,4 +1,4 @@
-//! What a source has given so far, as a running sum.
+//! A running sum of what a source has given.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,4 +1,4 @@
-//! What keeps the way into the code short: sizes of crates, and things that stand in one place.
+//! A short way into the code: sizes of crates, and things that stand in one place.
 
 use super::root;
 use super::type_names::sources;

@@ -3,7 +3,6 @@
 //! A *rank* is one process with one device; ranks are numbered from 0, and their number is the *world size*.
 //! Everything that depends on a rank or on the number of ranks takes a [`Rank`].
 
-
 /// A rank, and the number of ranks among which it counts: those of a run, or those of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {

@@ -1,10 +1,11 @@
 //! Conversations as training data: rows of files, chat templates, and masks of what is trained.
 //!
-//! A row becomes samples in three steps, each without a GPU and without a model:
+//! A row becomes samples in four steps, each without a GPU and without a model:
 //! - [`row`] recognises the format of a row by its keys and normalises its messages;
 //! - [`template`] renders messages with a model's chat template, to the bytes of transformers'
 //!   `apply_chat_template`;
-//! - [`mask`] finds the text that the model is to write, proves it, and [`encode`] carries it over to tokens.
+//! - [`mask`] finds the text that the model is to write and proves it;
+//! - [`mod@encode`] carries it over to tokens.
 //!
 //! Invariants: a text that may differ from that of transformers is refused; a mask that cannot be proven is
 //! refused; what the generation prompt supplies and what follows the stop token is never trained, the stop

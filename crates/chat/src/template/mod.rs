@@ -1,7 +1,7 @@
 //! Chat templates, rendered to the bytes of transformers' `apply_chat_template` or refused.
 //!
-//! `minijinja` parses and runs a template; [`source`] rewrites what Jinja2 understands otherwise, and
-//! filters, tests, methods and printing are those of Jinja2 and Python. `{% generation %}` blocks become
+//! `minijinja` parses and runs a template; the module `source` rewrites what Jinja2 understands otherwise,
+//! and filters, tests, methods and printing are those of Jinja2 and Python. `{% generation %}` blocks become
 //! marks around their text, which a rendering turns into ranges.
 //!
 //! Invariants: a template runs at most [`FUEL`] instructions and writes at most [`MAX_TEXT_BYTES`]; what this

@@ -1,7 +1,7 @@
 // Packs the sums of a micro-step into one tensor. A column of blocks has an input, a thread a number. Bound
 // by launch latency.
 
-struct Sums {
+struct PackedSums {
     const float* sums;
     // Their place in the output.
     u32 first;
@@ -9,13 +9,13 @@ struct Sums {
 };
 
 struct Arguments {
-    const Sums* inputs;
+    const PackedSums* inputs;
     float* packed;
     u32 accumulate;
 };
 
 extern "C" __global__ void pack_sums(Arguments args) {
-    Sums input = args.inputs[blockIdx.x];
+    PackedSums input = args.inputs[blockIdx.x];
     u32 n = blockIdx.y * blockDim.x + threadIdx.x;
     if (n >= input.count) return;
     float* packed = args.packed + input.first + n;

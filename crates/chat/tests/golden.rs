@@ -179,6 +179,7 @@ fn a_template_without_end_ends_soon_with_an_error() {
         assert!(matches!(error, RowFailure::Error(_)), "{source}: {error}");
         let seconds = start.elapsed().as_secs_f64();
         println!("{seconds:.2} s: {error}");
-        assert!(seconds < 2.0, "{source}: {seconds} s");
+        // Far above what it takes, some 2 s without optimization: a busy machine must not fail here.
+        assert!(seconds < 30.0, "{source}: {seconds} s");
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Invariants: equal input gives byte-identical shards, with any number of threads and after any
 //! interruption; equal seeds give equal samples, with any number of ranks and after any resume; memory use
-//! does not grow with the data, but for some 50 bytes for each document that is packed whole; broken data is
+//! does not grow with the data, but for some 100 bytes for each document that is packed whole; broken data is
 //! an error with its location, never a panic.
 //! `docs/data-format.md` specifies the files and the order of samples.
 //!

@@ -171,6 +171,23 @@ fn long_documents_are_dropped_cut_or_refused() {
 }
 
 #[test]
+fn packed_documents_need_a_mask() {
+    let stream: Arc<dyn TokenStream> = Arc::new(MemoryTokens::masked("chats", &counted(&[5, 9]), VOCAB));
+    let unmasked = |packing| {
+        let source = MixtureSource { stream: Arc::clone(&stream), weight: 1.0, packing };
+        Loader::new(vec![source], LoaderOptions { document_mask: DocumentMask::Off, ..options(None) })
+    };
+    let error = message(unmasked(Packing::Whole(TooLong::Drop)));
+    assert!(error.ends_with("set data.document_mask = true"), "{error}");
+    assert!(
+        unmasked(Packing::One(TooLong::Drop)).is_ok(),
+        "one document has nothing to attend to beside itself"
+    );
+    let streams = vec![(stream, Packing::Whole(TooLong::Drop))];
+    assert!(Validation::new(streams, SEQ_LEN, DocumentMask::Off).is_err());
+}
+
+#[test]
 fn a_run_resumes_with_its_windows_only() {
     let documents = counted(&[5, 9, 7, 12, 3, 16]);
     let whole = loader(&documents, Packing::Whole(TooLong::Drop), None).unwrap();

@@ -213,6 +213,30 @@ fn files_of_crates() -> Vec<PathBuf> {
     found
 }
 
+#[test]
+fn structs_of_kernels_have_one_name_in_rust_and_cuda() {
+    let read = |extensions: &[&str]| -> Vec<String> {
+        let is_one = |path: &PathBuf| path.extension().is_some_and(|e| extensions.iter().any(|x| e == *x));
+        let paths = files_of_crates().into_iter().filter(is_one);
+        let of_kernels = paths.filter(|path| !path.starts_with(root().join("crates/emulator")));
+        of_kernels.map(|path| fs::read_to_string(path).expect("a source")).collect()
+    };
+    let cuda = read(&["cu", "cuh"]).concat();
+    // The macro begins a line, but in tests; the struct is the first one after it.
+    let mut names = Vec::new();
+    for source in read(&["rs"]) {
+        let declared =
+            source.split("\nkernel_struct! {").skip(1).filter_map(|rest| rest.split_once("struct "));
+        let name =
+            |(_, rest): (&str, &str)| rest.split(|c: char| !c.is_alphanumeric()).next().map(str::to_owned);
+        names.extend(declared.filter_map(name));
+    }
+    // The sources of these are strings.
+    names.retain(|name| !["Double", "Scale", "Ranks"].contains(&name.as_str()));
+    let missing: Vec<_> = names.iter().filter(|name| !cuda.contains(&format!("struct {name} {{"))).collect();
+    assert!(names.len() > 40 && missing.is_empty(), "no .cu defines {missing:?}, of {} structs", names.len());
+}
+
 /// The entry of the list for a file: the GPU kernels of all ops are one entry.
 fn listed_as(file: &Path) -> String {
     let parts: Vec<_> = file.iter().map(|part| part.to_string_lossy()).collect();

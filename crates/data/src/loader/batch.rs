@@ -1,8 +1,8 @@
 //! A batch of packed sequences.
 
-use super::bins::Document;
+use super::bins::{Document, Packing};
 use super::split::WindowContent;
-use crate::error::Result;
+use crate::error::{DataError, Result};
 use crate::stream::TokenStream;
 
 /// Target of a position without a target.
@@ -39,6 +39,19 @@ pub enum DocumentMask {
     Off,
     /// Tokens attend only to their own document.
     On,
+}
+
+impl DocumentMask {
+    /// Refuses several whole documents in one window without a mask: they would attend to each other.
+    pub(super) fn check(self, packing: Packing, stream: &dyn TokenStream) -> Result<()> {
+        if matches!(packing, Packing::Whole(_)) && self == DocumentMask::Off {
+            return Err(DataError::invalid(
+                format!("{}: whole documents are packed into windows without a document mask", stream.name()),
+                "set data.document_mask = true",
+            ));
+        }
+        Ok(())
+    }
 }
 
 impl From<bool> for DocumentMask {

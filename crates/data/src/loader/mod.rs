@@ -102,6 +102,7 @@ impl Loader {
         let mixture = Mixture::new(&weights)?;
         let mut loaded = Vec::with_capacity(sources.len());
         for (number, MixtureSource { stream, weight, packing }) in sources.into_iter().enumerate() {
+            options.document_mask.check(packing, stream.as_ref())?;
             let (windows, held_out, left_out) = match packing {
                 Packing::Stream => {
                     let tokens = stream.token_count();
@@ -145,7 +146,17 @@ impl Loader {
     /// Number of inputs and of trained targets in `samples`. The loss of a global batch is divided by the
     /// latter. Does not read the samples.
     pub fn counts(&self, samples: Range<u64>) -> TokenCounts {
+        let is_full = |source: &LoadedSource| matches!(source.windows, Windows::Ranges(_));
+        if self.sources.iter().all(is_full) {
+            return self.full_windows(samples.end - samples.start);
+        }
         samples.map(|sample| self.counts_of(sample)).fold(TokenCounts::default(), TokenCounts::plus)
+    }
+
+    /// The counts of so many windows of parts of a stream: in training they are full.
+    fn full_windows(&self, count: u64) -> TokenCounts {
+        let targets = count * self.options.seq_len as u64;
+        TokenCounts { inputs: targets, trained: targets }
     }
 
     fn counts_of(&self, sample: u64) -> TokenCounts {
@@ -208,10 +219,7 @@ impl Loader {
     fn taken_of(&self, source: usize, count: u64) -> TokenCounts {
         let LoadedSource { windows, taken, .. } = &self.sources[source];
         match windows {
-            Windows::Ranges(_) => {
-                let targets = count * self.options.seq_len as u64;
-                TokenCounts { inputs: targets, trained: targets }
-            }
+            Windows::Ranges(_) => self.full_windows(count),
             Windows::Bins(bins) => taken.sum(count, |n| bins.counts(self.window_of(source, n).1)),
         }
     }

@@ -35,6 +35,7 @@ impl Validation {
         let names: Vec<String> = streams.iter().map(|(stream, _)| stream.name().to_owned()).collect();
         let mut parts = Vec::with_capacity(streams.len());
         for (stream, packing) in streams {
+            mask.check(packing, stream.as_ref())?;
             let windows = match packing {
                 Packing::Stream => {
                     let all = std::iter::once(0..stream.token_count()).collect();

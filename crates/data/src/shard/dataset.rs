@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::header::{MASKED_SHARD_VERSION, SHARD_VERSION};
+use super::header::SHARD_VERSION;
 use super::reader::Shard;
 use crate::error::{DataError, Result};
 use crate::files;
@@ -102,9 +102,9 @@ impl Dataset {
         let index: DatasetIndex = files::read_json(&index_path, ADVICE)?;
         let corrupt = |problem: String| DataError::corrupt(&index_path, problem, ADVICE);
         let version = index.version;
-        if version != SHARD_VERSION && version != MASKED_SHARD_VERSION {
+        if version != SHARD_VERSION {
             return Err(corrupt(format!(
-                "its version is {version}, but this program reads versions {SHARD_VERSION} and {MASKED_SHARD_VERSION}"
+                "its version is {version}, but this program trains on version {SHARD_VERSION}"
             )));
         }
         let mut shards = Vec::with_capacity(index.shards.len());

@@ -42,7 +42,6 @@ impl Rank {
     }
 }
 
-/// `rank 1 of 4`.
 /// A partition of the ranks of a run into groups of equal size, whose ranks move data among themselves.
 ///
 /// The ranks of a group are at a distance of `stride`: with `size` 2 and `stride` 3, they are 0 and 3, 1 and

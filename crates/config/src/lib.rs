@@ -96,7 +96,7 @@ pub struct Config {
     /// The learning rate over the run: a linear warmup whose first step already uses `lr / warmup_steps`,
     /// then the decay that `kind` names. It spans the whole run, so a run that is resumed with more steps
     /// moves back on it, and its rate may rise again; kind `wsd` is made for runs that are extended
-    /// (README.md).
+    /// (docs/cli.md).
     pub schedule: ScheduleConfig,
     /// Length of the training, batches, device and run folder. Exactly one of `steps`, `tokens` and `epochs`
     /// is given.

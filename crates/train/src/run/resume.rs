@@ -4,6 +4,7 @@ use super::setup::Setup;
 use super::snapshot::CheckpointWriter;
 use crate::corpus::Corpus;
 use crate::error::RunError;
+use crate::paths::Sources;
 use crate::position::{self, Position};
 use crate::source;
 use std::path::Path;
@@ -76,23 +77,23 @@ impl Setup<'_> {
         }))
     }
 
-    /// Refuses to resume with a tokenizer other than `kept`, with which the run began: its weights know only
+    /// Refuses to resume with a tokenizer other than `began_with`, with which the run began: its weights know only
     /// the tokens of that one. Both configurations are resolved. The same tokenizer at another path is
     /// accepted.
-    fn check_tokenizer(&self, config: &Config, kept: &Tokenizer) -> Result<(), RunError> {
+    fn check_tokenizer(&self, config: &Config, began_with: &Tokenizer) -> Result<(), RunError> {
         let path = self.folder.config();
         let text = files::read(&path, MAX_FILE_BYTES).map_err(RunError::io(&path, "read"))?;
         // An unreadable configuration cannot show what changed; the run keeps its tokenizer in any case.
         let Ok(before) = Config::parse::<&str>(&path, &text, &[]) else { return Ok(()) };
         let of = |config: &Config| (config.tokenizer(), config.data.bpe_vocab_size);
-        let is_kept = match &self.sources.tokenizer {
+        let is_kept = match &Sources::resolve(config).tokenizer {
             _ if of(&before.config) == of(config) => true,
             TokenizerChoice::Path(path) => {
                 let end = config.data.end_of_document.as_deref();
                 let named = source::load_tokenizer(Path::new(path), end, source::OWN_TOKENIZERS);
-                named.is_ok_and(|tokenizer| tokenizer.hash() == kept.hash())
+                named.is_ok_and(|tokenizer| tokenizer.hash() == began_with.hash())
             }
-            TokenizerChoice::Bytes => Tokenizer::bytes().hash() == kept.hash(),
+            TokenizerChoice::Bytes => Tokenizer::bytes().hash() == began_with.hash(),
             TokenizerChoice::Bpe | TokenizerChoice::Chars => false,
         };
         if is_kept {

@@ -1,6 +1,7 @@
 //! The catalogue of a crate's messages: `tests/messages.txt` has a line `name: message` for each message that
-//! a test of the crate asserts as a whole, so that the prose stands in one place. `XTRAIN_UPDATE_DOCS=1`
-//! rewrites the lines that differ.
+//! a test of the crate asserts, so that the prose stands in one place. In it, `\n` separates the lines of a
+//! message. `XTRAIN_UPDATE_DOCS=1` rewrites messages that are asserted as a whole; fragments of a command's
+//! output (`tests/fragments.rs`) are edited by hand.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -30,21 +31,36 @@ fn without_temporary_names(message: &str) -> String {
     written
 }
 
-/// Asserts that the message is that of the catalogue, in which `\n` separates the lines of a message.
+/// The message as a line of the catalogue.
+pub(crate) fn in_one_line(message: &str) -> String {
+    without_temporary_names(message).replace('\n', "\\n")
+}
+
+/// A file whose lock orders the tests of several processes, of which some may rewrite the catalogue.
+fn lock() -> File {
+    File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).expect("the manifest")
+}
+
+/// The message of this name, as a line of the catalogue.
+pub(crate) fn line(name: &str) -> Option<String> {
+    let lock = lock();
+    lock.lock_shared().expect("a lock");
+    lines(&fs::read_to_string(catalogue()).expect("the catalogue")).remove(name)
+}
+
+/// Asserts that the message is that of the catalogue.
 #[track_caller]
 pub(crate) fn assert_message(name: &str, found: impl AsRef<str>) {
-    let found = without_temporary_names(found.as_ref()).replace('\n', "\\n");
+    let found = in_one_line(found.as_ref());
     if std::env::var_os("XTRAIN_UPDATE_DOCS").is_some() {
-        // Tests of several processes rewrite the file.
-        let lock = File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).expect("the manifest");
+        let lock = lock();
         lock.lock().expect("a lock");
         let mut all = lines(&fs::read_to_string(catalogue()).unwrap_or_default());
         all.insert(name.to_owned(), found);
         let text: String = all.iter().map(|(name, message)| format!("{name}: {message}\n")).collect();
         return fs::write(catalogue(), text).expect("the catalogue");
     }
-    let text = fs::read_to_string(catalogue()).expect("the catalogue");
-    let expected = lines(&text).remove(name).unwrap_or_default();
+    let expected = line(name).unwrap_or_default();
     assert_eq!(found, expected, "`{name}` of {}; XTRAIN_UPDATE_DOCS=1 renews it", catalogue().display());
 }
 

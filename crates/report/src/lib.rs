@@ -129,4 +129,10 @@ fn write_whole(path: &Path, text: &str) -> Result<(), ReportError> {
 }
 
 #[cfg(test)]
+#[path = "../../../tests/fragments.rs"]
+mod fragments;
+#[cfg(test)]
+#[path = "../../../tests/messages.rs"]
+mod messages;
+#[cfg(test)]
 mod tests;

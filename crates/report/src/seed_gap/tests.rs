@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::RunSummary;
+use crate::fragments::assert_says;
+use crate::messages::assert_message;
 use crate::metrics::{EvalMetrics, Event, Record, Resumed, StepMetrics};
 use xtrain_model::Recipe;
 
@@ -145,7 +147,7 @@ fn evaluations_before_training_are_no_result() {
     let comparison = compare(&runs, 1);
     assert_eq!(comparison.compared[0].validation.as_ref().map(|f| f.to), None);
     let notes = comparison.notes.join("\n");
-    assert!(notes.contains("no evaluation during training"), "{notes}");
+    assert_says("compare, no evaluation", notes);
 }
 
 #[test]
@@ -319,8 +321,8 @@ fn a_gap_within_a_spread_of_seeds_far_over_the_bar_is_unclear() {
     let figure = training(&comparison);
     assert!(figure.seed_spread_percent.is_some_and(|spread| spread > 10.0), "{figure:?}");
     assert_eq!((figure.inside_spread, figure.inside_bar), (Some(true), None));
-    let note = comparison.notes.iter().find(|note| note.contains("seeds of the baseline spread"));
-    assert!(note.is_some_and(|note| note.contains("far over the bar of 0.25%")), "{:?}", comparison.notes);
+    let note = comparison.notes.iter().find(|note| note.contains("far over the bar"));
+    assert_message("compare, seeds that spread far over the bar", note.map_or("", String::as_str));
     // A gap beyond that spread is none of chance.
     let far = [runs[0].clone(), runs[1].clone(), run("fp8", "fp8-block", 1, 200, 0.5)];
     assert_eq!(training(&compare(&far, 2)).inside_bar, Some(false));
@@ -352,14 +354,10 @@ fn runs_with_other_tokenizers_are_compared_in_bits_per_byte() {
     let validation = gap.validation.as_ref().expect("in bits");
     assert_eq!(validation.unit, "bits/byte");
     assert!((validation.gap_percent - 1.0).abs() < 1e-9, "{validation:?}");
-    assert!(
-        comparison.notes.iter().any(|note| note.contains("the tokenizer differs from the baseline's")),
-        "{:?}",
-        comparison.notes
-    );
+    assert_says("compare, other tokenizers", comparison.notes.join("\n"));
     let page = comparison.html();
     assert!(page.contains("Bits per byte") && !page.contains("Gap to the baseline"));
-    assert!(page.contains("nats per token are not comparable"));
+    assert_says("compare, other tokenizers on the page", page);
     // Nor is there any gap where the text is another too.
     let elsewhere =
         RunData { config: other.config.as_ref().map(|config| config.replace("a.txt", "b.txt")), ..other };
@@ -390,7 +388,7 @@ fn each_line_has_its_label_and_seeds_have_shades_of_their_own() {
     for part in ["class=\"line c0\"", "class=\"line c0 t1\"", ">Within spread</th>", ">Within bar</th>"] {
         assert!(page.contains(part), "{part}");
     }
-    assert!(page.contains("Solid: training loss, smoothed."));
+    assert_says("compare, smoothed lines", &page);
     let few = compare(&[run("a", "bf16", 1, 11, 0.0), run("b", "bf16", 1, 11, 0.1)], 1).html();
     assert!(few.contains("Solid: training loss."), "eleven points are not smoothed");
     // Columns without a value are left out: one seed has no spread, and bf16 no bar.
@@ -483,7 +481,8 @@ fn seeds_of_one_side_alone_leave_the_chance_of_the_other() {
         (training(&comparison).inside_bar, comparison.notes.join("\n"))
     };
     let (verdict, notes) = against_one(-0.01);
-    assert!(verdict.is_none() && notes.contains("the baseline has a single seed"), "{verdict:?} {notes}");
+    assert!(verdict.is_none(), "{verdict:?}");
+    assert_says("compare, a baseline of one seed", notes);
     assert_eq!(against_one(0.03).0, Some(false), "three times the bar and more");
     // The other way round: one run with no partner, against seeds that spread by more than the distance to
     // the bar.
@@ -496,7 +495,7 @@ fn seeds_of_one_side_alone_leave_the_chance_of_the_other() {
     assert!(figure.seed_spread_percent.is_some_and(|spread| (0.2..0.75).contains(&spread)), "{figure:?}");
     assert!(figure.inside_bar.is_none(), "{figure:?}");
     let notes = comparison.notes.join("\n");
-    assert!(notes.contains("another seed could lie on the other side of the bar of 0.25%"), "{notes}");
+    assert_says("compare, a gap near the bar", notes);
 }
 
 #[test]

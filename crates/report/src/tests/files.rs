@@ -1,3 +1,4 @@
+use crate::messages::assert_message;
 use std::fs;
 
 use super::*;
@@ -81,7 +82,7 @@ fn a_folder_without_metrics_is_no_run() {
     let folder = tempfile::tempdir().unwrap();
     let error = write(folder.path()).unwrap_err();
     assert!(matches!(error, ReportError::NotARun { .. }));
-    assert!(error.to_string().contains("no metrics.jsonl in this folder"), "{error}");
+    assert_message("a folder without metrics", error.to_string());
     let error = write(&folder.path().join("none")).unwrap_err();
     assert!(error.to_string().ends_with("none: there is no such folder"), "{error}");
 }
@@ -91,7 +92,7 @@ fn a_page_that_cannot_be_written_is_an_error_that_names_it() {
     let folder = folder_of(&[]);
     fs::create_dir(folder.path().join("report.html")).unwrap();
     let error = write(folder.path()).unwrap_err().to_string();
-    assert!(error.contains("report.html: cannot write: "), "{error}");
+    assert_message("a page that cannot be written", error);
     let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(names.into_iter().all(|name| !name.to_string_lossy().contains(".tmp")));
 }

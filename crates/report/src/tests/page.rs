@@ -1,3 +1,4 @@
+use crate::fragments::assert_says;
 use proptest::prelude::*;
 
 use super::markup::{self, Document};
@@ -102,7 +103,7 @@ fn the_page_loads_nothing() {
 #[test]
 fn a_run_without_steps_says_so() {
     let page = document(&[RunData { name: "empty".into(), ..RunData::default() }]);
-    assert!(page.text.contains("No steps have been reported yet."));
+    assert_says("page, no steps", page.text);
     assert!(document(&[]).text.contains("No runs were named."));
 }
 
@@ -126,7 +127,7 @@ fn a_run_that_was_never_finite_is_a_page() {
         }
     }
     let page = document(&[run.clone()]);
-    assert!(page.text.contains("60 values are not finite and leave gaps."), "{}", page.text);
+    assert_says("page, values that are not finite", page.text);
     run.records.retain(|record| matches!(record.event, Event::Step(_)));
     assert!(document(&[run]).text.contains("No loss is finite"));
 }
@@ -163,7 +164,7 @@ fn skipped_steps_and_resumes_are_marked_and_listed() {
     run.records.push(record(Resumed::after(101)));
     run.records.push(record(StepMetrics { step: 102, loss: 2.0, ..StepMetrics::default() }));
     let page = document(&[run]);
-    assert!(page.text.contains("101  loss NaN  grad_norm 1.00: not finite"), "{}", page.text);
+    assert_says("page, a skipped step", &page.text);
     assert!(page.text.contains("resumed after step 101"));
     let classes = attributes(&page, "path", "class");
     assert!(classes.contains(&"skip") && classes.contains(&"resume"));
@@ -246,8 +247,8 @@ fn warnings_stand_at_the_top_and_among_the_events() {
     let mut run = run("r", 50);
     run.records.push(record(Warning { step: 40, text: "the loss is above <guessing>".into() }));
     let page = document(&[run]);
-    assert!(page.text.contains("Warning\nstep 40: the loss is above <guessing>"), "{}", page.text);
-    assert!(page.text.contains("warning     40  the loss is above"), "{}", page.text);
+    assert_says("page, a warning at the top", &page.text);
+    assert_says("page, a warning among the events", &page.text);
 }
 
 /// The runs, with these lines in their configurations and losses in the ratio of bits to nats.
@@ -278,7 +279,7 @@ fn the_best_run_is_marked_only_by_figures_that_compare() {
     // Another text.
     let other = evaluated("d", "[data]\nvalid = \"w.txt\"\ntokenizer = \"bytes\"", 1.125, 1.0);
     assert_eq!(bold(&[a.clone(), other.clone()]), [""; 0]);
-    assert!(document(&[a.clone(), other]).text.contains("evaluated on different texts"));
+    assert_says("page, other texts", document(&[a.clone(), other]).text);
     // A file of the same name that holds another text: its tokens are as many bytes no more.
     let renamed = evaluated("e", &format!("{text}\"bpe\""), 1.125, 1.0);
     let longer = evaluated("c", &format!("{text}\"bpe\""), 3.0, 1.375);

@@ -1,5 +1,6 @@
 //! Checkpoints and Hugging Face folders that are damaged, incomplete or not supported.
 
+use crate::fragments::assert_says;
 use crate::place::{Place, finish};
 
 /// A finished run at `out`, its export at `out/hf`, checkpoints of steps 3 and 6.
@@ -30,7 +31,7 @@ fn damaged_checkpoints_are_passed_over_or_named() {
     // A truncated one is not complete: the one before is used.
     place.write(STATE, &whole[..whole.len() - 1]);
     let ran = place.run("generate out --prompt the -n 2 --temperature 0").succeeds();
-    assert!(ran.stderr.contains("skipping an incomplete checkpoint"), "{}", ran.stderr);
+    assert_says("generate, a truncated checkpoint", &ran.stderr);
     place.run("generate out --prompt the --step 6").refuses(&["step-6", "bytes", "incomplete"]);
     // A flipped bit in the header of the tensors.
     let mut header = whole.clone();

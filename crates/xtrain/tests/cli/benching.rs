@@ -1,6 +1,7 @@
 //! `bench`: every kind measures on the CPU too, as a table and as JSON. No figure is checked, only its
 //! subject. On a GPU if XTRAIN_TEST_DEVICE is `cuda`.
 
+use crate::fragments::assert_says;
 use crate::place::{Place, Ran, device, finish};
 use serde_json::Value;
 use std::process::Command;
@@ -169,7 +170,7 @@ fn the_linear_layers_of_a_run_file_are_measured_in_its_blocks() {
     let table = bench(&place, &format!("fp8 run.toml {sets}")).stdout;
     let count = |word: &str| table.lines().filter(|line| line.starts_with(word)).count();
     assert_eq!(["fp8-current", "fp8-delayed", "fp8-row", "fp8-block"].map(count), [4; 4], "{table}");
-    assert!(table.contains("64 tokens, casts included"), "{table}");
+    assert_says("bench fp8, the tokens of a run file", table);
 }
 
 #[test]

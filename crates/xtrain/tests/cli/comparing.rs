@@ -1,5 +1,6 @@
 //! `xtrain compare`: the gap between runs, as text and as curves, for runs of all kinds.
 
+use crate::fragments::assert_says;
 use crate::place::Place;
 use serde_json::Value;
 
@@ -63,7 +64,7 @@ fn the_first_run_is_the_baseline_where_none_is_named() {
     place.train("a", SHORT);
     place.train("b", &format!("{SHORT} --set optimizer.lr=1e-3"));
     let ran = place.run("compare a b --out gap.html").succeeds();
-    assert!(ran.stdout.contains("note: b: differs from the baseline in optimizer.lr"), "{}", ran.stdout);
+    assert_says("compare, another key", &ran.stdout);
     assert!(place.exists("gap.html") && !place.exists("b/compare.html"));
     assert_eq!(json(&place, "a b")["compared"][0]["training"]["paired"], 1);
     place.run("compare a").refuses(&["nothing to compare", "--baseline"]);
@@ -121,7 +122,7 @@ fn runs_that_are_short_damaged_or_none_are_told_and_not_a_crash() {
     place.train("torn", SHORT);
     place.write("torn/metrics.jsonl", format!("{torn}{{\"kind\":\"st").as_bytes());
     let ran = place.run("compare whole torn").succeeds();
-    assert!(ran.stdout.contains("note: torn: metrics.jsonl line 4"), "{}", ran.stdout);
+    assert_says("compare, a damaged line", &ran.stdout);
     ran.is_readable();
 
     place.write("torn/config.toml", b"\xff nothing");

@@ -1,5 +1,6 @@
 //! The end of a run: what is written whatever goes wrong, and nothing twice.
 
+use crate::messages::assert_message;
 use crate::place::Place;
 use serde_json::Value;
 use std::fs;
@@ -61,7 +62,7 @@ fn a_finished_run_that_is_resumed_says_so_and_changes_nothing() {
     // Its length is reported in the key that it is given in, and the suggested command continues the run.
     let tokens = SAMPLED.to_owned() + " --set train.steps= --set train.tokens";
     let ran = place.train("out", &format!("--resume {tokens}=256"));
-    assert!(ran.stdout.contains("4 of 4 steps; continue with --set train.tokens=..."), "{}", ran.stdout);
+    assert_message("train, a finished run whose length is in tokens", &ran.stdout);
     place.train("out", &format!("--resume {tokens}=384"));
     assert!(place.exists("out/checkpoints/step-6"));
 }

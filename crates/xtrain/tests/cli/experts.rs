@@ -1,5 +1,6 @@
 //! Mixtures of experts: a run, its report, its export, and a run that goes on with other experts.
 
+use crate::messages::assert_message;
 use crate::place::Place;
 use serde_json::Value;
 
@@ -74,17 +75,17 @@ fn a_plan_counts_the_parameters_of_a_token() {
         .collect();
     assert_eq!(numbers[0] - numbers[1], 2 * 2 * 3 * 12 * 16, "{line}");
     // Two copies of 4 x 16 tokens.
-    assert!(plan.contains("2 of 4 experts per token, in 2 of 2 blocks; "), "{plan}");
-    assert!(plan.contains(" rows allocated for the 128 token copies of a micro-batch; "), "{plan}");
-    assert!(plan.contains("; balance: loss, weight 0.001; router z-loss 0\n"), "{plan}");
+    let experts = |plan: &str| {
+        let line = plan.lines().find(|line| line.starts_with("experts ")).map(str::to_owned);
+        line.unwrap_or_else(|| panic!("no experts: {plan}"))
+    };
+    assert_message("plan, experts", experts(&plan));
     let dots = "--set model.family=dots1 --set experts.count=4 --set experts.ffn_dim=12 --set experts.shared_ffn_dim=24 \
          --set experts.dense_blocks=[0] --set experts.z_loss=0.25";
     let plan = place.run(&format!("plan run.toml {dots}")).succeeds().stdout;
-    let experts = "2 of 4 experts per token, in 1 of 2 blocks, and a shared expert of width 24; ";
-    assert!(plan.contains(experts), "{plan}");
-    assert!(plan.contains("; balance: bias, rate 0.001; router z-loss 0.25\n"), "{plan}");
+    assert_message("plan, experts of a dots1 model", experts(&plan));
     let none = place.run(&format!("plan run.toml {MIXTURE} --set experts.balance=none")).succeeds().stdout;
-    assert!(none.contains("; balance: none; router z-loss 0\n"), "{none}");
+    assert_message("plan, experts without a balance", experts(&none));
 }
 
 #[test]
@@ -127,14 +128,12 @@ fn a_plan_says_which_experts_are_in_fp8_and_why_others_are_not() {
         assert!(gemms.iter().all(|part| line.contains(part)) && !line.contains("bf16"), "{line}");
     }
     let blocks = planned(&place, "--set precision.recipe=fp8-block", layer);
-    assert!(
-        blocks.contains("bf16") && blocks.contains("(16 outputs of an expert are not a multiple of 128)")
-    );
+    assert_message("plan, experts that are too narrow for fp8-block", blocks);
     let large = "--set precision.recipe=fp8-block --set experts.ffn_dim=64";
     let gate_up = planned(&place, large, "mlp.experts.gate_up_proj");
     assert!(gate_up.contains("4 x 128 x 16") && !gate_up.contains("bf16"), "{gate_up}");
     let rows = planned(&place, "--set precision.recipe=fp8-row", layer);
-    assert!(rows.contains("bf16") && rows.contains("scale for each row and expert"), "{rows}");
+    assert_message("plan, experts under fp8-row", rows);
     let skip = "--set precision.recipe=fp8-current --set precision.skip=[\"*.experts.down_proj:wgrad\"]";
     let skipped = planned(&place, skip, layer);
     assert!(skipped.contains("e5m2 x e4m3") && skipped.contains("skipped by"), "{skipped}");

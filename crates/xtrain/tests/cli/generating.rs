@@ -98,11 +98,11 @@ fn a_context_that_will_be_full_is_said_once_beforehand() {
     assert!(ran.stderr.contains("older half"), "{}", ran.stderr);
     assert!(place.run("generate --help").succeeds().stdout.contains("older half is dropped"));
     // Samples at the end of a run keep to it as well, whatever the length of the prompt.
-    let prompts =
-        r#"--set eval.prompts=["the","the_river_ran_under_a_stone_bridge"] --set eval.max_tokens=50"#;
+    let long = "the_river_ran_under_a_stone_bridge";
+    let prompts = format!(r#"--set eval.prompts=["the","{long}"] --set eval.max_tokens=50"#);
     place.train("sampled", &format!("--set train.steps=2 {prompts}"));
     let sample = String::from_utf8(place.read("sampled/sample.txt")).expect("text");
-    assert!(sample.contains("the_river_ran_under_a_stone_bridge"), "{sample}");
+    assert!(sample.contains(long), "{sample}");
 }
 
 #[test]

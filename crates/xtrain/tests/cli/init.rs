@@ -1,5 +1,6 @@
 //! `xtrain init`: the file that it writes is planned and trained as it stands. And `xtrain completions`.
 
+use crate::fragments::assert_says;
 use crate::place::{Place, finish};
 use std::process::Command;
 
@@ -24,7 +25,7 @@ fn a_text_gets_a_model_of_its_size() {
     let place = Place::new();
     let ran = place.run("init a.txt --out small.toml").succeeds();
     assert!(ran.stdout.starts_with("small.toml: ") && ran.stdout.contains(" parameters, "), "{}", ran.stdout);
-    assert!(ran.stdout.contains("xtrain plan small.toml, and xtrain train small.toml\n"), "{}", ran.stdout);
+    assert_says("init, the next commands", &ran.stdout);
     let small = works(&place, "small.toml", "small");
     for line in
         ["[model]\ndim = 128 ", "\ntrain = \"a.txt\" ", "\ntokenizer = \"bpe\" ", "\nheld_out = 0.05 "]
@@ -107,7 +108,7 @@ fn the_shortest_texts_get_a_file_that_trains() {
     // With the length that the file gives, the run would begin with a warning.
     let stopped =
         place.run("train short1.toml --out long --max-time 100ms --set data.cache_dir=cache").succeeds();
-    assert!(stopped.stderr.contains("so the model memorises them"), "{}", stopped.stderr);
+    assert_says("train, a text that is too short for the run", &stopped.stderr);
 }
 
 #[test]

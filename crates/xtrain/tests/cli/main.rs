@@ -5,6 +5,11 @@
 
 #![cfg(unix)]
 
+#[path = "../../../../tests/fragments.rs"]
+mod fragments;
+#[path = "../../../../tests/messages.rs"]
+mod messages;
+
 mod bad_config;
 mod bad_data;
 mod bad_model;

@@ -1,6 +1,7 @@
 //! `xtrain plan` and `xtrain bench` of several ranks: memory by the arithmetic of parameters, bytes, times of
 //! lanes, and the modes of `parallel.shard` beside each other.
 
+use crate::fragments::assert_says;
 use crate::place::Place;
 use serde_json::Value;
 use std::path::Path;
@@ -83,11 +84,11 @@ fn a_plan_of_several_gpus_tells_times_bytes_and_modes() {
                    48.0 GB/s for the NIC of each GPU (all-to-all)\n";
     assert!(text.contains(&format!("\nranks                       {network}")), "{text}");
     assert!(text.contains(" of communication: ") && text.contains("% hidden\n"), "{text}");
-    assert!(text.contains(", the longest for embed.weight\n"), "{text}");
-    assert!(text.contains("(from the device table, edition 4; not measured on several nodes)\n"), "{text}");
-    assert!(mode(&text, "none").contains("  does not fit; recompute="), "{text}");
+    assert_says("plan of ranks, the longest wait", &text);
+    assert_says("plan of ranks, the source of times", &text);
+    assert_says("plan of ranks, a mode that does not fit", mode(&text, "none"));
     assert!(mode(&text, "weights").contains("  as configured; "), "{text}");
-    assert!(text.contains("\nthe fastest that fits is parallel.shard = \""), "{text}");
+    assert_says("plan of ranks, the fastest mode", &text);
     assert!(row(&text, "weights, all_gather") > 0 && row(&text, "numbers, all_gather") > 0, "{text}");
     // Faster NICs, and more GPUs of a node.
     let seconds = |options: &str| -> f64 {

@@ -1,6 +1,8 @@
 //! Static scales: `inspect --write-scales` writes them, and runs train, resume, evaluate and generate with
 //! them.
 
+use crate::fragments::assert_says;
+use crate::messages::assert_message;
 use crate::place::Place;
 use crate::resume::assert_same_end;
 use serde_json::Value;
@@ -48,12 +50,7 @@ fn scales_of_an_fp8_delayed_checkpoint_continue_its_run() {
     train(&place, "out", 6, "--set precision.recipe=fp8-delayed");
     let before = place.contents("out/checkpoints");
     let ran = place.run("inspect out --write-scales scales.toml").succeeds();
-    assert!(
-        ran.stdout
-            .contains("static scales of 24 tensors in 8 layers, from the scales of fp8-delayed: scales.toml"),
-        "{}",
-        ran.stdout
-    );
+    assert_says("inspect, static scales are written", &ran.stdout);
     assert!(place.contents("out/checkpoints") == before, "a checkpoint has changed");
     place.run("inspect out --write-scales halved.toml --margin 1").succeeds();
     let (scales, halved) = (text(&place, "scales.toml"), text(&place, "halved.toml"));
@@ -103,7 +100,7 @@ fn scales_measured_from_a_bf16_run_have_headroom_and_include_the_head() {
 
     // Steps of the run in FP8, at these scales.
     let ran = train(&place, "out", 12, &format!("{STATIC} --set precision.head=fp8 {head}"));
-    assert!(ran.stdout.contains("fp8-delayed with static scales"), "{}", ran.stdout);
+    assert_says("train, static scales", &ran.stdout);
     let gaps = steps(&place, "out").into_iter().zip(steps(&place, "bf16"));
     for (found, expected) in gaps {
         let [found, expected] = [found, expected].map(|step| step["loss"].as_f64().expect("a loss"));
@@ -149,7 +146,7 @@ fn saturated_casts_are_counted_and_warned_of() {
     ] {
         assert!(said.contains(word), "{word}: {said}");
     }
-    assert!(ran.stdout.contains("\nwarning 1/8  casts saturate"), "{}", ran.stdout);
+    assert_says("train, saturated casts", &ran.stdout);
     assert!(ran.stdout.contains("  saturated 8"), "{}", ran.stdout);
     let page = text(&place, "out/report.html");
     assert!(page.contains("Saturated casts") && page.contains("8 saturated casts"), "the page says nothing");
@@ -282,13 +279,8 @@ fn files_that_do_not_fit_are_refused_by_name() {
     place.write("scales.toml", good.as_bytes());
     let other = place.run(&format!("{begin} --set model.ffn_dim=48"));
     let lines = other.refuses_in_lines();
-    assert!(
-        lines
-            .iter()
-            .any(|line| line.contains("another model")
-                && line.contains("blocks.0.mlp.gate_up_proj has 64 x 16")),
-        "{lines:?}"
-    );
+    let line = lines.iter().find(|line| line.contains("gate_up_proj has "));
+    assert_message("train, static scales of another model", line.unwrap_or_else(|| panic!("{lines:?}")));
     place
         .run(&format!("{begin} --set model.layers=3"))
         .refuses(&["lacks `input` of blocks.2.attn.qkv_proj", "more"]);

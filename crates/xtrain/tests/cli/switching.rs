@@ -1,5 +1,6 @@
 //! A run that is resumed in another recipe than it began in.
 
+use crate::fragments::assert_says;
 use crate::place::Place;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -84,7 +85,7 @@ fn layers_that_a_run_left_in_bf16_as_slower_are_left_where_it_goes_on() {
     let kept = "skip_slower = [{ layer = \"mlp.down_proj\", speed = 0.5, tokens = 128 }]\n";
     assert!(config("parts").contains(kept), "{}", config("parts"));
     let plan = place.run("plan parts/config.toml").succeeds().stdout;
-    assert!(plan.contains("(FP8 is slower: 0.50 of bf16's speed at 128 x 32 x 16)"), "{plan}");
+    assert_says("plan, a layer that FP8 would make slower", plan);
     // It was measured for this recipe; the message says how to remove it from a file.
     place.train("other", &format!("{RUN} --set precision.recipe=fp8-row {silent}"));
     assert!(!config("other").contains(kept), "{}", config("other"));
@@ -140,7 +141,7 @@ fn there_and_back_is_told_and_a_run_that_says_nothing_keeps_its_recipe() {
     assert!(kept.stdout.contains("recipe = \"bf16\"\n"), "{}", kept.stdout);
     let back =
         place.train("out", &format!("{RUN} --resume --set train.steps=24 --set precision.recipe=fp8-row"));
-    assert!(back.stderr.contains("from step 19 on the run computes in fp8-row"), "{}", back.stderr);
+    assert_says("train, another recipe", &back.stderr);
     assert_eq!(losses(&place, "out").len(), 24);
 }
 
@@ -204,7 +205,7 @@ fn a_run_goes_on_with_moments_in_the_other_type() {
         let kept = place.train(from, &format!("{} --resume --set train.steps=12", moments(from)));
         assert!(!kept.stderr.contains("moments"), "{}", kept.stderr);
         let ran = place.train(&out, &format!("{} --resume --set train.steps=12", moments(to)));
-        assert!(ran.stderr.contains("from step 7 on moments are stored in "), "{}", ran.stderr);
+        assert_says("train, another type of moments", &ran.stderr);
         let [of_from, of_to] = [types(from, 12), types(&out, 12)];
         assert!(of_from.len() > 8 && of_from.len() == of_to.len());
         assert!(of_from.iter().zip(&of_to).all(|(a, b)| a != b), "{of_from:?} {of_to:?}");

@@ -1,5 +1,6 @@
 //! A run while it goes: its page, its warnings, its lines, and the program that receives its metrics.
 
+use crate::fragments::assert_says;
 use crate::place::{Place, RUN, finish, wait, wait_until};
 use serde_json::Value;
 use std::process::Stdio;
@@ -40,7 +41,7 @@ fn the_keys_that_are_given_are_shown_and_all_or_nothing_if_that_is_asked_for() {
     let place = Place::new();
     let usual = place.train("usual", SHORT).stdout;
     assert!(usual.contains("\noptimizer.lr = 0.003\n") && usual.contains("train.steps = 12"), "{usual}");
-    assert!(usual.contains("report: usual/report.html, updated during the run"), "{usual}");
+    assert_says("train, the report", &usual);
     assert!(!usual.contains("weight_decay"), "{usual}");
     let whole = place.train("whole", &format!("{SHORT} --verbose")).stdout;
     assert!(whole.contains("\nweight_decay = 0.1\n"), "{whole}");
@@ -194,7 +195,7 @@ fn a_run_folder_starts_no_program() {
     assert_ne!(planted, config);
     place.write("out/config.toml", planted.as_bytes());
     let ran = place.run("train out/config.toml --out out --resume --set train.steps=14").succeeds();
-    assert!(ran.stderr.contains("log.command is ignored in"), "{}", ran.stderr);
+    assert_says("train, the command of a run folder", &ran.stderr);
     place.write("out/config.toml", planted.as_bytes());
     place.run("train out/config.toml --out other").succeeds();
     for verb in ["eval out", "report out", "generate out --prompt a --max-tokens 1"] {

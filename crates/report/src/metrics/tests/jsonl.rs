@@ -1,3 +1,4 @@
+use crate::messages::assert_message;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -189,7 +190,7 @@ fn a_failed_rewrite_leaves_the_old_file_whole() {
     let held = fs::File::create(aside).unwrap();
     held.lock().unwrap();
     let error = Writer::resume(&path, DroppedRecords::after(3)).unwrap_err().to_string();
-    assert!(error.contains("metrics.jsonl: in use by another process"), "{error}");
+    assert_message("a rewrite whose temporary file is in use", error);
     assert_eq!(fs::read_to_string(&path).unwrap(), file_of(1..=6));
 }
 

@@ -1,3 +1,4 @@
+use crate::messages::assert_message;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -94,7 +95,7 @@ fn a_fresh_run_never_writes_into_another_runs_metrics() {
     MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh, "", None).unwrap().record(step(1)).unwrap();
     let error = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh, "", None).unwrap_err();
     assert!(matches!(&error, MetricsError::Exists { path } if path.ends_with("metrics.jsonl")));
-    assert!(error.to_string().contains("resume that run, or choose another run folder"), "{error}");
+    assert_message("metrics of another run", error.to_string());
     assert_eq!(events(folder.path()), [step(1).into()]);
 }
 
@@ -119,5 +120,5 @@ fn a_missing_run_folder_is_an_error_that_names_the_file() {
     let error = MetricsSink::open(&folder.path().join("none"), BOTH, SinkStart::Fresh, "", None)
         .unwrap_err()
         .to_string();
-    assert!(error.contains("none/metrics.jsonl: cannot open metrics: "), "{error}");
+    assert_message("metrics in a folder that is missing", error);
 }

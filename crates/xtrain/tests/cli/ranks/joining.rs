@@ -1,6 +1,7 @@
 //! Differences between ranks, which end the run before its first step.
 
 use super::{SHARED, as_ranks};
+use crate::fragments::assert_says;
 use crate::place::{Place, Ran};
 use std::fs;
 
@@ -107,6 +108,6 @@ fn a_run_folder_that_ranks_do_not_share_is_refused() {
     });
     for ran in &ran {
         let line = said(ran);
-        assert!(line.contains("is not the run folder of rank 0"), "{line}");
+        assert_says("train, a run folder of one node", line);
     }
 }

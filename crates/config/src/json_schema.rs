@@ -88,6 +88,7 @@ fn value(kind: &Kind) -> Json {
             list
         }
         Kind::Table(keys) => table(keys, None),
+        Kind::AnyTable => json!({ "type": "object" }),
         Kind::Tagged(variants) => {
             let variant = |(tag, keys): &(String, Vec<Key>)| table(keys, Some(tag));
             json!({ "oneOf": variants.iter().map(variant).collect::<Vec<_>>() })

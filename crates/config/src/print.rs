@@ -34,6 +34,12 @@ pub(super) fn sections(config: &Config) -> Vec<(String, Map<String, Json>)> {
     sections.into_iter().map(|(name, keys)| (name, table(keys))).collect()
 }
 
+/// A key of a table, in quotes if it needs them.
+fn toml_key(key: &str) -> String {
+    let is_bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if !key.is_empty() && key.chars().all(is_bare) { key.to_owned() } else { string_literal(key) }
+}
+
 /// One value on one line. Nulls inside tables are left out.
 pub(super) fn toml_value(value: &Json) -> String {
     match value {
@@ -44,7 +50,7 @@ pub(super) fn toml_value(value: &Json) -> String {
         Json::Object(entries) => {
             let entries = entries.iter().filter(|(_, value)| !value.is_null());
             let entries: Vec<String> =
-                entries.map(|(key, value)| format!("{key} = {}", toml_value(value))).collect();
+                entries.map(|(key, value)| format!("{} = {}", toml_key(key), toml_value(value))).collect();
             if entries.is_empty() { "{}".to_owned() } else { format!("{{ {} }}", entries.join(", ")) }
         }
     }

@@ -30,6 +30,8 @@ pub struct Facts {
     pub recipe: Option<Recipe>,
     /// The number of processes that share the run; one if absent.
     pub world_size: Option<usize>,
+    /// Today's date, if some of the data are conversations.
+    pub chat_date: Option<String>,
     /// The content of `precision.static_scales`, or that of a checkpoint.
     pub static_scales: Option<ScalesFile>,
 }
@@ -101,6 +103,12 @@ impl Parsed {
         if let Some(model) = &model {
             config.model.fill_from(model);
             describes_experts = rules::experts(&config, model, &mut report);
+            if model.mixture.is_some() && facts.chat_date.is_some() {
+                let message = "the model has experts, whose balance would count padding of conversations; that is not \
+                               supported yet. Train a model without experts, or read the rows as text with \
+                               `format = \"text\"`";
+                report.about(&["data.train"], message.to_owned());
+            }
             if let Some(mixture) = &model.mixture {
                 config.experts.fill_from(mixture, facts.init_balance_loss);
             }
@@ -160,7 +168,21 @@ impl Config {
     }
 }
 
+/// Fills in what conversations need.
+fn fill_chat(config: &mut Config, facts: &Facts, report: &mut Report) {
+    if facts.chat_date.is_some() && config.data.document_mask == Some(false) {
+        let message = "`document_mask` is false, but `train` or `valid` holds conversations, between which attention \
+                       would cross; leave it out, or read the rows as text with `format = \"text\"`";
+        report.about(&["data.document_mask"], message.to_owned());
+    }
+    config.data.document_mask.get_or_insert(facts.chat_date.is_some());
+    if config.data.today.is_none() {
+        config.data.today.clone_from(&facts.chat_date);
+    }
+}
+
 fn fill_data(config: &mut Config, facts: &Facts, report: &mut Report) {
+    fill_chat(config, facts, report);
     let tokenizer = config.tokenizer();
     let makes_one = matches!(tokenizer, TokenizerChoice::Bpe | TokenizerChoice::Chars);
     match &facts.shards {

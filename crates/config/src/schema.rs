@@ -59,6 +59,8 @@ pub(super) enum Kind {
         max: usize,
     },
     Table(Vec<Key>),
+    /// A table of any names and values.
+    AnyTable,
     /// A table whose `type` chooses its other keys.
     Tagged(Vec<(String, Vec<Key>)>),
     Either(Vec<Kind>),
@@ -160,6 +162,7 @@ impl Kind {
             Kind::List { item, min: 0, .. } => format!("a list, each entry {}", item.describe()),
             Kind::List { item, .. } => format!("a list that is not empty, each entry {}", item.describe()),
             Kind::Table(keys) => format!("a table of {}", key_names(keys)),
+            Kind::AnyTable => "a table".to_owned(),
             Kind::Tagged(variants) => {
                 format!(
                     "a table whose `type` is {}",
@@ -285,6 +288,7 @@ fn kind(schema: &Json, path: &str) -> Kind {
             min: length("minItems", 0),
             max: length("maxItems", usize::MAX),
         },
+        "object" if schema["properties"].is_null() => Kind::AnyTable,
         "object" => Kind::Table(keys(schema, path)),
         _ => panic!("the schema of a configuration key has a form that is not understood: {schema}"),
     }

@@ -59,6 +59,12 @@ impl KeyPlace<'_> {
                 values.into_iter().collect::<Option<Vec<Json>>>().map(Json::from)
             }
             (Kind::Table(keys), Value::Table(entries)) => self.table(keys, None, entries, &node.origin, path),
+            (Kind::AnyTable, value @ Value::Table(_)) => match json(value) {
+                Some(json) => Some(json),
+                None => {
+                    self.fail(&node.origin, format!("`{path}` holds a date, or a number that is not finite"))
+                }
+            },
             (Kind::Tagged(variants), Value::Table(entries)) => {
                 self.tagged(variants, entries, &node.origin, path)
             }
@@ -245,9 +251,25 @@ fn could_be(kind: &Kind, value: &Value) -> bool {
         | (Kind::Number(_), Value::Integer(_) | Value::Float(_))
         | (Kind::Text { .. }, Value::Text(_))
         | (Kind::List { .. }, Value::List(_))
-        | (Kind::Table(_) | Kind::Tagged(_), Value::Table(_)) => true,
+        | (Kind::Table(_) | Kind::AnyTable | Kind::Tagged(_), Value::Table(_)) => true,
         _ => false,
     }
+}
+
+/// Any value as JSON; `None` for dates, and for numbers that JSON lacks.
+fn json(value: &Value) -> Option<Json> {
+    Some(match value {
+        Value::Bool(flag) => Json::from(*flag),
+        Value::Integer(integer) => Json::from(i64::try_from(*integer).ok()?),
+        Value::Float(float) => Json::Number(serde_json::Number::from_f64(*float)?),
+        Value::Text(text) => Json::from(text.as_str()),
+        Value::Datetime(_) => return None,
+        Value::List(nodes) => nodes.iter().map(|node| json(&node.value)).collect::<Option<Vec<_>>>()?.into(),
+        Value::Table(entries) => {
+            let entries = entries.iter().map(|(name, node)| Some((name.clone(), json(&node.value)?)));
+            Json::Object(entries.collect::<Option<_>>()?)
+        }
+    })
 }
 
 impl Value {

@@ -1,7 +1,7 @@
 //! Tokenizers, token shards and the deterministic, resumable loader.
 //!
 //! Text passes through three independent stages:
-//! - [`input`] streams documents from `.txt`, `.jsonl` and `.parquet` files;
+//! - [`input`] streams documents from `.txt`, `.jsonl`, `.json` and `.parquet` files;
 //! - [`mod@prepare`] encodes them with a [`Tokenizer`] into a [`Dataset`] of [`shard`]s;
 //! - [`loader`] packs, shuffles and mixes token streams into [`Batch`]es.
 //!
@@ -11,9 +11,11 @@
 //! an error with its location, never a panic.
 //! `docs/data-format.md` specifies the files and the order of samples.
 //!
-//! Deliberately absent: models and devices (a batch is plain vectors), downloads, chat templates.
+//! Deliberately absent: models and devices (a batch is plain vectors), downloads; chat templates and masks,
+//! which are crate `chat`'s.
 
 mod catch_panic;
+pub mod chat;
 mod error;
 mod files;
 pub mod input;
@@ -25,10 +27,11 @@ mod stream;
 pub mod tokenizer;
 
 pub use catch_panic::NO_REGEX_MEMORY;
+pub use chat::{ChatOptions, ChatRecord, TemplateSource};
 pub use error::{DataError, Result};
 pub use input::{
-    InputFile, InputOptions, Listing, Split, Take, TextField, first_text, list, list_inputs, matches_files,
-    text_field,
+    InputFile, InputOptions, Listing, Split, Take, TextField, first_text, holds_conversations, list,
+    list_inputs, matches_files, text_field,
 };
 pub use loader::{
     Batch, DocumentMask, IGNORED_TARGET, LeftOut, Loader, LoaderOptions, LoaderState, Mixture, MixtureSource,

@@ -215,7 +215,7 @@ fn a_field_that_is_named_is_read_whatever_the_others_are() {
 
 /// Tokenizes `files` into `out`, and stops after `batches`.
 fn prepared(files: &[PathBuf], skip: u64, out: &Path, batches: usize) -> Result<Dataset, DataError> {
-    let options = PrepareOptions { input: skipping(skip), shard_tokens: 40 };
+    let options = PrepareOptions { input: skipping(skip), chat: None, shard_tokens: 40 };
     let mut left = batches;
     prepare(&list_inputs(files).unwrap(), &Tokenizer::bytes(), &options, out, &mut |_| {
         left = left.saturating_sub(1);

@@ -254,12 +254,8 @@ fn errors_give_problem_and_location() {
         // Only what works is suggested.
         ("jsonl", b"{\"id\": 5}", "--text-field ... elsewhere"),
         ("jsonl", b"{\"id\": 5, \"body\": \"a\"}", "--text-field \"body\" elsewhere"),
-        (
-            "jsonl",
-            b"{\"messages\": [{\"role\": \"user\"}]}",
-            "fine-tuning on chats is on the roadmap, but not supported yet",
-        ),
-        ("jsonl", b"{\"text\": [], \"conversations\": []}", "not supported yet"),
+        ("jsonl", b"{\"messages\": [{\"role\": \"user\"}]}", "read the rows as conversations"),
+        ("jsonl", b"{\"text\": [], \"conversations\": []}", "--chat in tokenize"),
         ("jsonl", b"{\"text\": [1, {}]}", "line 1: field \"text\" is an array"),
         ("jsonl", b"{\"text\": null}", "field \"text\" is null"),
         ("jsonl", b"[\"text\"]", "line 1: broken JSON"),

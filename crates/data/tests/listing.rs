@@ -265,8 +265,6 @@ fn data_of_other_kinds_is_not_skipped_silently() {
     let error = list(&[place.path()], Take::All).unwrap_err().to_string();
     assert!(error.contains("but for example") && error.contains("pd.read_csv"), "{error}");
     for (name, content, advice) in [
-        ("a.json", "[{\"text\": \"a\"}]", "jq -c '.[]' "),
-        ("b c.json", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n", "b c.json' '"),
         ("a.json", "{\n \"data\": [\n", "jq -c '.data[]' "),
         ("a.tar.gz", "", "tar xf "),
         ("a.jsonl.bz2", "", "bzip2 -dk "),

@@ -110,7 +110,7 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
         recipe: c.precision.recipe.unwrap_or(Recipe::Fp32),
         fp8: c.precision.fp8(&model).map_err(PlanError::Refused)?,
         batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
-        document_mask: c.data.document_mask,
+        document_mask: c.data.document_mask(),
         attention_deterministic: c.train.attention_deterministic,
         loss: Loss {
             chunk_tokens: c.train.loss_chunk(),

@@ -34,7 +34,7 @@ pub struct Tunable {
     pub field: Field,
     /// True if a configuration leaves it open.
     is_open: fn(&Config) -> bool,
-    /// True if a run resumed with the first configuration on so many ranks can use the value of the second,
+    /// True if a run resumed with the first configuration on `ranks` ranks can use the value of the second,
     /// with which it began.
     suits: fn(&Config, &Config, usize) -> bool,
     /// True if another value changes results by rounding.
@@ -44,7 +44,7 @@ pub struct Tunable {
     pub values: fn(&TunedStep, Settings) -> Vec<Settings>,
     /// Its value in these settings, as JSON.
     pub value: fn(&Settings) -> Value,
-    /// Its text in a choice, for a model of so many blocks: `loss_chunk=4096`. The last argument is true if
+    /// Its text in a choice, for a model of `blocks` blocks: `loss_chunk=4096`. The last argument is true if
     /// it was chosen.
     text: fn(&Settings, usize, bool) -> Option<String>,
 }
@@ -179,7 +179,7 @@ pub fn decided() -> impl Iterator<Item = &'static Field> {
     TUNABLE.into_iter().map(|row| &row.field).chain([&SKIP_SLOWER])
 }
 
-/// The settings that a run resumed with `config` on so many `ranks` keeps from the configuration with which
+/// The settings that a run resumed with `config` on `ranks` ranks keeps from the configuration with which
 /// it `began`: those that the file leaves open, if their values suit it, except keys for which `asked` is
 /// true. Sets them in `config`.
 ///
@@ -252,7 +252,7 @@ impl Settings {
         changed.map(|row| row.field.argument(&(row.value)(other))).collect()
     }
 
-    /// The settings of a model of so many blocks in words, if those in `open` were chosen: `recompute=none,
+    /// The settings of a model of `layers` blocks in words, if those in `open` were chosen: `recompute=none,
     /// loss_chunk=4096`.
     pub fn text(&self, layers: usize, open: &[&'static Tunable]) -> String {
         let texts = TUNABLE.into_iter().filter_map(|row| (row.text)(self, layers, row.is_in(open)));

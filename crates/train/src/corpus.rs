@@ -1,5 +1,6 @@
 //! The data of a run: tokenizer, training samples and validation data.
 
+mod chat;
 mod recorded;
 mod vocabulary;
 
@@ -18,9 +19,9 @@ use std::sync::Arc;
 use xtrain_checkpoint::CheckpointError;
 use xtrain_config::{Config, DataSource, DataSources, TokenizerChoice};
 use xtrain_data::{
-    DataError, Dataset, InputFile, InputOptions, LearnProgress, Listing, Loader, LoaderOptions, Mixture,
-    MixtureSource, Packing, PrepareOptions, Progress, Split, Take, TextFiles, TokenStream, Tokenizer,
-    Validation, VocabularyKind, find_learned, find_prepared, learn_cached, prepare_cached,
+    ChatOptions, DataError, Dataset, InputFile, InputOptions, LearnProgress, Listing, Loader, LoaderOptions,
+    Mixture, MixtureSource, Packing, PrepareOptions, Progress, Split, Take, TextFiles, TokenStream,
+    Tokenizer, Validation, VocabularyKind, find_learned, find_prepared, learn_cached, prepare_cached,
 };
 
 /// Something that a run does before its first step.
@@ -171,7 +172,7 @@ impl<'a> Opening<'a> {
             None => None,
         };
         let held_out = Some(data.held_out()).filter(|&fraction| fraction > 0.0);
-        let (seq_len, document_mask) = (data.seq_len, data.document_mask.into());
+        let (seq_len, document_mask) = (data.seq_len, self.document_mask().into());
         let options = LoaderOptions { seq_len, seed: self.config.train.seed, document_mask, held_out };
         let loader = Loader::new(streams, options)?;
         let validation = explicit.or_else(|| loader.validation());
@@ -201,8 +202,13 @@ impl<'a> Opening<'a> {
         let streams = self.streams(inputs, tokenizer)?;
         let packed: Vec<_> = streams.into_iter().map(|source| (source.stream, source.packing)).collect();
         let streams = packed.iter().map(|(stream, _)| Arc::clone(stream)).collect();
-        let data = &self.config.data;
-        Ok((Validation::new(packed, data.seq_len, data.document_mask.into())?, streams))
+        let validation = Validation::new(packed, self.config.data.seq_len, self.document_mask().into())?;
+        Ok((validation, streams))
+    }
+
+    /// True if attention stays within documents.
+    fn document_mask(&self) -> bool {
+        self.config.data.document_mask.unwrap_or_else(|| self.sources.has_chat())
     }
 }
 
@@ -276,7 +282,8 @@ impl Input {
 /// Data of an input.
 enum InputData {
     Shards(Dataset),
-    Text(TextFiles, RecordedText),
+    /// With the settings of conversations, if its rows are that.
+    Text(TextFiles, Option<ChatOptions>, RecordedText),
     /// Cached tokens of a text that no longer exists.
     Cached(Dataset, RecordedText),
 }
@@ -286,9 +293,19 @@ impl Opening<'_> {
     /// options are one input, like the files of a folder: each may be shorter than a sequence.
     fn inputs(&self, key: DataKey, sources: &[NamedSource]) -> Result<Vec<Input>, RunError> {
         let options = |source: &NamedSource| input_options(self.config, &source.named);
+        let chat = |source: &NamedSource| {
+            let is_chat = !source.is_shards && self.sources.is_chat(source, key.split());
+            is_chat.then(|| self.sources.chat_options(&source.named)).transpose()
+        };
+        let chats = sources.iter().map(chat).collect::<Result<Vec<_>, _>>()?;
+        let chat_of = |source: &NamedSource| {
+            let at = sources.iter().position(|other| std::ptr::eq(other, source));
+            at.and_then(|at| chats[at].clone())
+        };
         let are_one = |a: &NamedSource, b: &NamedSource| {
             let is_mixed_by_size = |source: &NamedSource| source.named.weight.is_none() && !source.is_shards;
-            is_mixed_by_size(a) && is_mixed_by_size(b) && options(a) == options(b)
+            let are_alike = options(a) == options(b) && chat_of(a) == chat_of(b);
+            is_mixed_by_size(a) && is_mixed_by_size(b) && are_alike
         };
         let groups = sources.chunk_by(are_one);
         groups
@@ -304,7 +321,7 @@ impl Opening<'_> {
                         let dataset = Dataset::open(&first.path)?;
                         (InputData::Shards(dataset.with_name(&name)), Listing::default())
                     }
-                    false => self.text(key, &name, group, options(first))?,
+                    false => self.text(key, &name, group, options(first), chat_of(first))?,
                 };
                 Ok(Input { name, weight: first.named.weight, data, listing })
             })
@@ -318,6 +335,7 @@ impl Opening<'_> {
         name: &str,
         sources: &[NamedSource],
         options: InputOptions,
+        chat: Option<ChatOptions>,
     ) -> Result<(InputData, Listing), RunError> {
         let record = RecordedText::new(sources, &options, key.split());
         let paths: Vec<&Path> = sources.iter().map(|source| source.path.as_path()).collect();
@@ -330,7 +348,7 @@ impl Opening<'_> {
                         .push(format!("{key} names files of several splits, and all are read: {splits}"));
                 }
                 let inputs = std::mem::take(&mut listing.files);
-                return Ok((InputData::Text(TextFiles { inputs, options }, record), listing));
+                return Ok((InputData::Text(TextFiles { inputs, options }, chat, record), listing));
             }
             Err(error) => error,
         };
@@ -374,7 +392,7 @@ impl InputData {
             InputData::Shards(dataset) | InputData::Cached(dataset, _) => {
                 dataset.folder().canonicalize().into_iter().collect()
             }
-            InputData::Text(texts, _) => {
+            InputData::Text(texts, ..) => {
                 texts.inputs.iter().filter_map(InputFile::uncompressed_path).collect()
             }
         }
@@ -384,7 +402,7 @@ impl InputData {
     fn options(&self) -> Option<&InputOptions> {
         match self {
             InputData::Shards(_) | InputData::Cached(..) => None,
-            InputData::Text(texts, _) => Some(&texts.options),
+            InputData::Text(texts, ..) => Some(&texts.options),
         }
     }
 }
@@ -395,6 +413,7 @@ pub(crate) fn input_options(config: &Config, source: &DataSource) -> InputOption
         field: config.data.text_field(source).to_owned(),
         separator: config.data.separator(source).map(str::to_owned),
         skip_bad_rows: config.data.skip_bad_rows,
+        whole_rows: false,
     }
 }
 
@@ -480,7 +499,7 @@ impl Opening<'_> {
         let texts: Vec<TextFiles> = train
             .iter()
             .filter_map(|input| match &input.data {
-                InputData::Text(texts, _) => Some(texts.clone()),
+                InputData::Text(texts, ..) => Some(texts.clone()),
                 InputData::Shards(_) | InputData::Cached(..) => None,
             })
             .collect();
@@ -505,8 +524,8 @@ impl Opening<'_> {
                     self.texts.push(record);
                     dataset
                 }
-                InputData::Text(texts, record) => {
-                    let dataset = self.tokens(&name, texts, tokenizer)?;
+                InputData::Text(texts, chat, record) => {
+                    let dataset = self.tokens(&name, texts, chat, tokenizer)?;
                     self.texts.push(record.with_tokens(&dataset));
                     dataset
                 }
@@ -527,7 +546,16 @@ impl Opening<'_> {
             if dataset.begin_of_document() != tokenizer.document_begin() {
                 return Err(other_beginning(&name, &dataset, tokenizer));
             }
-            let (stream, packing) = Packing::with_stream(Arc::new(dataset));
+            let packing = match dataset.chat() {
+                Some(record) => {
+                    if let Missing::Prepare(_) = self.missing {
+                        tracing::info!("{name}: {}", record.summary());
+                    }
+                    chat::packing(self.config)
+                }
+                None => Packing::Stream,
+            };
+            let stream: Arc<dyn TokenStream> = Arc::new(dataset);
             // Without weights, sources are mixed by size.
             let weight = weight.unwrap_or(stream.token_count() as f64);
             out.push(MixtureSource { stream, weight, packing });
@@ -536,9 +564,15 @@ impl Opening<'_> {
     }
 
     /// The tokens of `texts`, prepared if need be.
-    fn tokens(&mut self, name: &str, texts: TextFiles, tokenizer: &Tokenizer) -> Result<Dataset, RunError> {
+    fn tokens(
+        &mut self,
+        name: &str,
+        texts: TextFiles,
+        chat: Option<ChatOptions>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Dataset, RunError> {
         let TextFiles { inputs, options } = texts;
-        let options = PrepareOptions { input: options, ..PrepareOptions::default() };
+        let options = PrepareOptions { input: options, chat, ..PrepareOptions::default() };
         let prepared = match &mut self.missing {
             Missing::Prepare(notice) => {
                 prepare_cached(&inputs, tokenizer, &options, &self.sources.cache, &mut |progress| {

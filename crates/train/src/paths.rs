@@ -3,6 +3,8 @@
 //! A relative path starts at `train.started_in` if it exists there, otherwise at the current folder.
 
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+use xtrain_chat::Date;
 use xtrain_config::{Config, DataSource, TokenizerChoice};
 use xtrain_data::matches_files;
 
@@ -23,6 +25,8 @@ pub struct Sources<'a> {
     pub(crate) static_scales: Option<PathBuf>,
     /// The folder of the cache, which need not exist.
     pub(crate) cache: PathBuf,
+    /// The date.
+    pub(crate) today: Date,
 }
 
 /// A source of data, and the file, folder or pattern that it names.
@@ -59,7 +63,13 @@ impl<'a> Sources<'a> {
                 Some(start) if start.is_dir() => start.join(&config.data.cache_dir),
                 _ => PathBuf::from(&config.data.cache_dir),
             },
+            today: today(),
         }
+    }
+
+    /// The file that a path of the configuration names.
+    pub(crate) fn located(&self, path: &Path) -> PathBuf {
+        locate(start(self.config), &path.to_string_lossy())
     }
 
     /// Where a missing relative path was looked for, for a message.
@@ -69,6 +79,12 @@ impl<'a> Sources<'a> {
             None => "paths are relative to".to_owned(),
         }
     }
+}
+
+/// The date in UTC.
+pub(crate) fn today() -> Date {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    Date::of_unix_seconds(since.map_or(0, |since| since.as_secs()))
 }
 
 /// The file, folder or pattern that `path` names: at `start` if it leads to something there.

@@ -28,6 +28,9 @@ pub(crate) struct Position {
     /// The evaluation after this step, if the run was stopped during it.
     #[serde(default)]
     pub evaluation: Option<Tally>,
+    /// True if the weights before the first step were evaluated.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub evaluated_initial: bool,
     /// The reference segment in progress.
     #[serde(default)]
     pub reference: Option<Segment>,

@@ -70,6 +70,7 @@ pub(crate) fn plan_sources(
         epoch_tokens: config.train.epochs.and_then(|_| known_epoch_tokens(sources)),
         world_size: Some(rank.world_size),
         static_scales: static_scales::of_file(sources)?,
+        chat_date: sources.chat_date()?,
     };
     let planned = planned_for(parsed.resolve(&facts)?, rank)?;
     Ok(Planned { vocabulary_bound: vocabulary.bound, ..planned })

@@ -20,8 +20,8 @@ pub struct Templates {
 
 /// Name of the file with a template.
 const FILE: &str = "chat_template.jinja";
-/// Folder with further templates.
-const MORE: &str = "additional_chat_templates";
+/// File with the template for rows with tools.
+const WITH_TOOLS: &str = "additional_chat_templates/tool_use.jinja";
 /// File with templates as a string or a list.
 const CONFIG: &str = "tokenizer_config.json";
 
@@ -51,12 +51,32 @@ impl Templates {
     /// # Errors
     /// A folder without a template; a file that cannot be read; those of [`Template::compile`].
     pub fn of_folder(folder: &Path, settings: &TemplateSettings) -> Result<Templates, ChatError> {
+        Templates::of_files(folder, &|name| Templates::read_file(&folder.join(name)), settings)
+    }
+
+    /// The text of a file with a template; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn read_file(path: &Path) -> Result<Option<String>, ChatError> {
+        read(path)
+    }
+
+    /// The templates among the files of a model, which `read` returns by their names in `folder`.
+    ///
+    /// # Errors
+    /// No template; a file that cannot be read; those of [`Template::compile`].
+    pub fn of_files(
+        folder: &Path,
+        read: &dyn Fn(&str) -> Result<Option<String>, ChatError>,
+        settings: &TemplateSettings,
+    ) -> Result<Templates, ChatError> {
         let mut sources: BTreeMap<String, (String, String)> = BTreeMap::new();
         let mut add = |name: &str, location: String, source: String| {
             sources.insert(name.to_owned(), (location, source));
         };
         let config = folder.join(CONFIG);
-        if let Some(text) = read(&config)? {
+        if let Some(text) = read(CONFIG)? {
             let wrong = |problem: String| {
                 ChatError::new(format!("{}: {problem}", config.display()), "check that file")
             };
@@ -87,15 +107,13 @@ impl Templates {
             }
         }
         // Files replace what the config has.
-        let default = folder.join(FILE);
-        let with_tools = folder.join(MORE).join("tool_use.jinja");
-        let files = [("default", read(&default)?, default), ("tool_use", read(&with_tools)?, with_tools)];
-        if files.iter().any(|(_, source, _)| source.is_some()) {
+        let files = [("default", FILE, read(FILE)?), ("tool_use", WITH_TOOLS, read(WITH_TOOLS)?)];
+        if files.iter().any(|(.., source)| source.is_some()) {
             sources.clear();
         }
-        for (name, source, path) in files {
+        for (name, file, source) in files {
             if let Some(source) = source {
-                sources.insert(name.to_owned(), (path.display().to_string(), source));
+                sources.insert(name.to_owned(), (folder.join(file).display().to_string(), source));
             }
         }
         let compile = |name: &str| {
@@ -115,6 +133,11 @@ impl Templates {
             ));
         }
         Ok(Templates { default, with_tools })
+    }
+
+    /// The templates: the one for all rows, and the one for rows with tools.
+    pub fn each(&self) -> impl Iterator<Item = &Template> {
+        self.default.iter().chain(&self.with_tools)
     }
 
     /// The template for a row with or without tools.

@@ -67,6 +67,7 @@ pub struct Template {
     environment: Environment<'static>,
     /// File or name, for messages.
     location: Arc<str>,
+    source: Arc<str>,
     variables: Arc<Vec<(String, Value)>>,
     has_generation: bool,
     /// True if a generation block lies in a macro, call, filter or set block.
@@ -158,6 +159,7 @@ impl Template {
         Ok(Template {
             environment,
             location: location.into(),
+            source: source.into(),
             variables: Arc::new(variables),
             has_generation: rewritten.has_generation,
             is_generation_nested: rewritten.is_nested,
@@ -167,6 +169,16 @@ impl Template {
     /// File or name of the template.
     pub fn location(&self) -> &str {
         &self.location
+    }
+
+    /// The source, as it was compiled from.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// True if a rendering depends on the date.
+    pub fn reads_date(&self) -> bool {
+        self.source.contains("strftime_now")
     }
 
     /// True if the template marks answers with `{% generation %}`.

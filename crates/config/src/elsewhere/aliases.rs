@@ -123,6 +123,10 @@ pub(super) const ROWS: &[(&str, &str)] = &[
         "column key json_keys text_column text_key content_field dataset_text_field text_column_name field \
          column_name json_key content_key",
     ),
+    ("data.chat_template", "chat_template_path chat_template_jinja chat_template_file"),
+    ("data.chat_template_kwargs", "apply_chat_template_kwargs template_kwargs"),
+    ("data.packing=whole", "true bfd"),
+    ("data.packing=none", "false"),
     ("data.skip_bad_rows", "skip_errors ignore_errors max_bad_rows skip_bad_lines"),
     (
         "data.cache_dir",

@@ -129,7 +129,6 @@ pub(super) const ROWS: &[AliasRow] = &[
     ),
     why(
         &[
-            "packing",
             "sample_packing",
             "eval_packing",
             "eval_sample_packing",
@@ -151,7 +150,6 @@ pub(super) const ROWS: &[AliasRow] = &[
     ),
     why(
         &[
-            "packing=false",
             "sample_packing=false",
             "eval_packing=false",
             "eval_sample_packing=false",

@@ -80,9 +80,6 @@ pub(super) const ROWS: &[AliasRow] = &[
     // Chat, preferences, rewards.
     why(
         &[
-            "chat_template",
-            "chat_template_path",
-            "chat_template_jinja",
             "apply_chat_template",
             "messages",
             "completion_only_loss",
@@ -133,7 +130,8 @@ pub(super) const ROWS: &[AliasRow] = &[
             "parallel.shard=sft",
             "stage=sft",
         ],
-        "chat data with loss masks is not supported yet; every token of a text is trained on",
+        "rows of conversations are recognised by their keys, and only answers are trained on; `data.train_on` and `data.chat_template` \
+         change that",
     ),
     why(
         &[

@@ -9,8 +9,12 @@ use serde::{Deserialize, Serialize};
 use xtrain_data::BeginOfDocument;
 use xtrain_data::tokenizer::MIN_BPE_TOKENS;
 
+use super::chat::{ChatPacking, RowContent, TemplateVariables, TooLong, TrainOn};
+
 const HELD_OUT: f64 = 0.005;
 const BPE_VOCAB_SIZE: usize = 4096;
+const BAD_ROWS: f64 = 0.05;
+const TEXT_FIELD: &str = "text";
 
 section! {
     /// The keys of `[data]`. The section is described at [`Config::data`](crate::Config).
@@ -65,7 +69,8 @@ section! {
         pub seq_len: usize = 1024,
         /// Keeps attention within a document and restarts positions at its start. If false, tokens also
         /// attend to earlier documents packed into their sequence.
-        pub document_mask: bool = false,
+        #[schemars(extend("x-default" = "`true` for conversations, otherwise `false`"))]
+        pub document_mask: Option<bool> = None,
         /// Splits a .txt file into documents at this string. Without it, each file is one document. Sources
         /// may have their own.
         #[schemars(length(min = 1))]
@@ -73,12 +78,40 @@ section! {
         pub separator: Option<String> = None,
         /// Name of the field that holds the text in .jsonl and .parquet files. Sources may have their own.
         #[schemars(length(min = 1))]
-        pub text_field: String = "text".to_owned(),
+        pub text_field: String = TEXT_FIELD.to_owned(),
         /// Number of bad rows that each source may skip: lines that are not JSON, and rows of .jsonl and
         /// .parquet files whose text field holds no string of UTF-8. The log says how many were skipped; one
         /// more than this number is an error.
         #[schemars(extend("x-unit" = "rows"))]
         pub skip_bad_rows: u64 = 0,
+        /// Content of the rows of .jsonl, .json and .parquet files (docs/chat.md). Sources may have their own.
+        #[schemars(extend("x-default" = "`\"auto\"`"))]
+        pub format: Option<RowContent> = None,
+        /// Chat template that renders conversations: a file, or `"chatml"`. Sources may have their own.
+        #[schemars(length(min = 1), extend("format" = "path"))]
+        #[schemars(extend("x-default" = "that of the tokenizer's folder", "x-example" = "chatml"))]
+        pub chat_template: Option<String> = None,
+        /// Variables of the chat template, such as `{ enable_thinking = false }`.
+        #[schemars(extend("x-default" = "none"))]
+        pub chat_template_kwargs: Option<TemplateVariables> = None,
+        /// Part of a conversation that is trained. Sources may have their own.
+        #[schemars(extend("x-default" = "`\"assistant\"`"))]
+        pub train_on: Option<TrainOn> = None,
+        /// Treatment of a conversation that is longer than `seq_len`.
+        #[schemars(extend("x-default" = "`\"drop\"`"))]
+        pub too_long: Option<TooLong> = None,
+        /// Packing of conversations into sequences. Attention stays within each.
+        #[schemars(extend("x-default" = "`\"whole\"`"))]
+        pub packing: Option<ChatPacking> = None,
+        /// Fraction of the conversations of a source that may be dropped because the template refuses them or
+        /// nothing in them is trained; more are an error. Those that are too long do not count.
+        #[schemars(range(max = 1.0), extend("minimum" = 0.0))]
+        #[schemars(extend("x-default" = format!("{BAD_ROWS}")))]
+        pub bad_rows: Option<f64> = None,
+        /// The date that a chat template prints, as `"2026-11-29"`.
+        #[schemars(length(min = 1))]
+        #[schemars(extend("x-default" = "the day on which the run began", "x-example" = "2026-11-29"))]
+        pub today: Option<String> = None,
         /// Folder that caches the tokens of texts and the vocabularies learned from them, so that the next
         /// run starts at once. It may be deleted at any time.
         #[schemars(extend("format" = "path"))]
@@ -105,6 +138,30 @@ impl DataConfig {
     /// Field that holds the text of `source`.
     pub fn text_field<'a>(&'a self, source: &'a DataSource) -> &'a str {
         source.text_field.as_deref().unwrap_or(&self.text_field)
+    }
+
+    /// Content of the rows of `source`. One with a `text_field` holds text, unless it says otherwise.
+    pub fn format(&self, source: &DataSource) -> RowContent {
+        let names_field = source.text_field.is_some() || self.text_field != TEXT_FIELD;
+        match source.format.or(self.format).unwrap_or_default() {
+            RowContent::Auto if names_field => RowContent::Text,
+            format => format,
+        }
+    }
+
+    /// Part of the conversations of `source` that is trained.
+    pub fn train_on(&self, source: &DataSource) -> TrainOn {
+        source.train_on.or(self.train_on).unwrap_or_default()
+    }
+
+    /// True if attention stays within documents. Conversations fill it in.
+    pub fn document_mask(&self) -> bool {
+        self.document_mask.unwrap_or(false)
+    }
+
+    /// Fraction of the conversations of a source that may be dropped.
+    pub fn bad_rows(&self) -> f64 {
+        self.bad_rows.unwrap_or(BAD_ROWS)
     }
 
     /// String that separates the documents of `source`, if any.
@@ -135,12 +192,30 @@ pub struct DataSource {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub separator: Option<String>,
+    /// Content of the rows, instead of `data.format`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub format: Option<RowContent>,
+    /// Chat template, instead of `data.chat_template`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1), extend("format" = "path"))]
+    pub chat_template: Option<String>,
+    /// Part of a conversation that is trained, instead of `data.train_on`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train_on: Option<TrainOn>,
 }
 
 impl DataSource {
     /// A source with a path alone.
     pub fn new(path: impl Into<String>) -> Self {
-        DataSource { path: path.into(), weight: None, text_field: None, separator: None }
+        DataSource {
+            path: path.into(),
+            weight: None,
+            text_field: None,
+            separator: None,
+            format: None,
+            chat_template: None,
+            train_on: None,
+        }
     }
 }
 

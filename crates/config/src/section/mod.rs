@@ -35,6 +35,7 @@ macro_rules! section {
     };
 }
 
+mod chat;
 mod checkpoint;
 mod data;
 mod eval;
@@ -47,6 +48,7 @@ mod precision;
 mod schedule;
 mod train;
 
+pub use chat::{ChatPacking, RowContent, TemplateVariables, TooLong, TrainOn};
 pub use checkpoint::CheckpointConfig;
 pub use data::{DataConfig, DataSource, DataSources, TokenizerChoice};
 pub use eval::EvalConfig;

@@ -340,7 +340,7 @@ fn tables_inside_a_section_are_checked_too() {
             "data",
             "valid = [{ path = \"b\", zz = 1 }]",
             vec![
-                "unknown key `zz` in `valid[0]`; its keys are `path`, `weight`, `text_field` and `separator`",
+                "unknown key `zz` in `valid[0]`; its keys are `path`, `weight`, `text_field`, `separator`, `format`, `chat_template` and `train_on`",
             ],
         ),
         ("data", "valid = [\"\"]", vec!["`valid[0]` must be a path, not the string \"\""]),

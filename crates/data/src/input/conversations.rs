@@ -1,6 +1,5 @@
-//! Rows of chats, of prompts with answers and of pairs of texts, by the names of their fields. Training on
-//! them needs a template and a mask, or another loss, so that none of their fields is taken for text unless
-//! the user names it.
+//! Rows of chats, of prompts with answers and of pairs of texts, by the names of their fields. None of their
+//! fields is taken for text unless the user names it.
 
 /// A field of a row, or a column.
 #[derive(Debug, Clone, Copy)]
@@ -124,10 +123,11 @@ const ABOUT: [&str; 12] =
 /// Advice for rows with these fields, if they are chats or prompts with answers.
 pub(super) fn advice(noun: &str, fields: &[Field<'_>]) -> Option<String> {
     if let Some(chat) = fields.iter().find(|field| is_chat(field)) {
-        return Some(format!(
-            "{:?} is chat data, and fine-tuning on chats is on the roadmap, but not supported yet; name plain text",
-            chat.name
-        ));
+        let advice = match ["messages", "conversations"].contains(&chat.name) {
+            true => AS_CONVERSATIONS.to_owned(),
+            false => format!("name the {noun} messages to train on its answers"),
+        };
+        return Some(format!("{:?} is chat data; {advice}, or name plain text", chat.name));
     }
     let TextParts { fields: parts, is_compared } = parts(fields);
     parts.first()?;
@@ -136,7 +136,7 @@ pub(super) fn advice(noun: &str, fields: &[Field<'_>]) -> Option<String> {
     let (what, written) = match (is_compared, has("chosen") && has("rejected")) {
         (true, _) => ("pairs of texts", "the texts"),
         (_, true) => ("preferences between answers", "the chosen answer, with its prompt if any,"),
-        _ => ("pairs of prompt and answer", "all of them"),
+        _ => (PROMPTS_WITH_ANSWERS, "all of them"),
     };
     let texts: Vec<&Field<'_>> = parts.iter().filter(|part| part.content == Content::Text).copied().collect();
     let joined = match noun == "field" && texts.len() == parts.len() {
@@ -151,10 +151,21 @@ pub(super) fn advice(noun: &str, fields: &[Field<'_>]) -> Option<String> {
             ", or name one of them: data.text_field = {name} in a run file, --text-field {name} elsewhere"
         )
     });
-    Some(format!(
-        "{what} ({names}) are not supported yet; write {written} into one {noun}, text{joined}{alone}"
-    ))
+    let advice = match what {
+        PROMPTS_WITH_ANSWERS if has("prompt") && has("completion") || has("instruction") && has("output") => {
+            format!("; {AS_CONVERSATIONS}, or")
+        }
+        PROMPTS_WITH_ANSWERS => "; name them prompt and completion to train on the answers, or".to_owned(),
+        _ => " are not supported yet;".to_owned(),
+    };
+    Some(format!("{what} ({names}){advice} write {written} into one {noun}, text{joined}{alone}"))
 }
+
+const PROMPTS_WITH_ANSWERS: &str = "pairs of prompt and answer";
+
+/// Advice for rows that can be trained on as conversations.
+const AS_CONVERSATIONS: &str =
+    "read the rows as conversations (data.format = \"chat\" in a run file, --chat in tokenize)";
 
 /// A filter of jq for the fields in a row, each in lines of its own.
 fn joined(fields: &[&Field<'_>]) -> String {

@@ -1,5 +1,8 @@
 //! The field of a file that probably holds the text.
 
+use serde_json::{Map, Value};
+use xtrain_chat::{RowFormat, recognise};
+
 use super::jsonl::{self, fields};
 use super::{Format, InputFile, InputOptions, conversations, parquet, read_documents, stream};
 use crate::error::Result;
@@ -29,7 +32,7 @@ pub fn text_field(file: &InputFile) -> Result<Option<TextField>> {
     let default = InputOptions::default();
     let lengths = match file.format {
         Format::Text => return Ok(None),
-        Format::JsonLines => field_lengths(file, &default.field)?,
+        Format::JsonLines | Format::Json => field_lengths(file, &default.field)?,
         Format::Parquet => column_lengths(file)?,
     };
     if lengths.iter().any(|(name, _)| *name == default.field) {
@@ -48,6 +51,28 @@ pub fn text_field(file: &InputFile) -> Result<Option<TextField>> {
             _ => Ok(Some(TextField { name: default.field, others: Vec::new() })),
         },
     }
+}
+
+/// True if the first rows have the keys of conversations, prompts with completions, or instructions with
+/// outputs. Files of plain text have no rows.
+///
+/// # Errors
+/// The first file with rows cannot be read.
+pub fn holds_conversations(files: &[InputFile]) -> Result<bool> {
+    const ROWS: usize = 100;
+    let Some(file) = files.iter().find(|file| file.format != Format::Text) else { return Ok(false) };
+    let options = InputOptions { whole_rows: true, ..InputOptions::default() };
+    let rows = read_documents(file, &options, CutRule::Anywhere)?.take(ROWS);
+    let is_chat = |text: &str| {
+        let row: Option<Map<String, Value>> = serde_json::from_str(text).ok();
+        row.is_some_and(|row| recognise(&row).is_ok_and(RowFormat::is_chat))
+    };
+    for row in rows {
+        if is_chat(&row?.text) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The start of the text of the first rows of a file, which are read as for training, with the text in
@@ -76,7 +101,7 @@ pub fn first_text(file: &InputFile, field: &str) -> Result<Option<String>> {
 /// The fields of strings in the first lines, with the bytes of these; none if they are chats or pairs, unless
 /// `default` has strings too.
 fn field_lengths(file: &InputFile, default: &str) -> Result<Vec<(String, usize)>> {
-    let rows = jsonl::first_rows(stream::open(file, Default::default())?, ROWS)?;
+    let rows = jsonl::first_rows(stream::open(file, Default::default())?, file.format, ROWS)?;
     let mut lengths: Vec<(String, usize)> = Vec::new();
     for (name, value) in rows.iter().flatten() {
         let Some(text) = value.as_str() else { continue };

@@ -47,9 +47,15 @@ impl InputFile {
     /// Bytes of text that it probably holds, by its size: compressed text is three times as long.
     pub fn estimated_text_bytes(&self) -> u64 {
         match (self.format, self.compression) {
-            (Format::Text | Format::JsonLines, Compression::None) => self.bytes,
+            (Format::Text | Format::JsonLines | Format::Json, Compression::None) => self.bytes,
             _ => self.bytes.saturating_mul(COMPRESSION),
         }
+    }
+
+    /// The place of a row, counted from 1, for messages.
+    pub(crate) fn location_of_row(&self, row: u64) -> String {
+        let noun = if self.format == Format::JsonLines { "line" } else { "row" };
+        format!("{noun} {row}")
     }
 
     /// The resolved path without the extension of a compression: one path for a file and its compressed copy.

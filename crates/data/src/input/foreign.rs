@@ -93,6 +93,7 @@ fn noun(format: Format) -> &'static str {
     match format {
         Format::Text => "UTF-8 text",
         Format::JsonLines => "JSON lines",
+        Format::Json => "JSON",
         Format::Parquet => PARQUET,
     }
 }
@@ -193,7 +194,7 @@ mod tests {
         for text in
             ["PAR1 is a name", "BZh is too", "PK", "version 2", "a\0b\0", "", "{\"text\": \"<html>\"}"]
         {
-            for format in [Format::Text, Format::JsonLines] {
+            for format in [Format::Text, Format::JsonLines, Format::Json] {
                 let refused = refuse(Path::new("a"), format, Compression::None, text.as_bytes());
                 assert!(refused.is_none(), "{text}: {refused:?}");
             }

@@ -18,7 +18,8 @@ const CSV: &str = "it looks like CSV; write one JSON object per line, for exampl
                    pd.read_csv(FILE).to_json(NEW, orient=\"records\", lines=True)";
 const NULS: &str =
     "a crash while a file is written leaves such bytes; remove them (tr -d '\\000' < FILE > NEW.jsonl)";
-const LATIN: &str = "convert the file to UTF-8 (iconv -f LATIN1 -t UTF-8), or fix or remove the line";
+pub(super) const LATIN: &str =
+    "convert the file to UTF-8 (iconv -f LATIN1 -t UTF-8), or fix or remove the line";
 
 /// The fault of `line`, whose parser returned `error`.
 pub(super) fn explain(line: &[u8], error: &Error) -> Fault {
@@ -38,9 +39,17 @@ pub(super) fn explain(line: &[u8], error: &Error) -> Fault {
     }
     // The parser counts bytes, from 1, and at the end of the line 0 or the length.
     let is_at_end = error.classify() == Category::Eof;
-    let at = if is_at_end { text.trim_end().len() } else { error.column().saturating_sub(1).min(text.len()) };
+    let at = match is_at_end {
+        true => text.trim_end().len(),
+        // An element of an array may have several lines.
+        false => {
+            let lines = text.split_inclusive('\n').take(error.line().saturating_sub(1));
+            (lines.map(str::len).sum::<usize>() + error.column().saturating_sub(1)).min(text.len())
+        }
+    };
     let at = text.floor_char_boundary(at);
-    let column = text[..at].chars().count() + 1;
+    let line_start = text[..at].rfind('\n').map_or(0, |end| end + 1);
+    let column = text[line_start..at].chars().count() + 1;
     let reason = error.to_string();
     let reason = reason.rsplit_once(" at line ").map_or(reason.as_str(), |(reason, _)| reason);
     let found =

@@ -1,4 +1,5 @@
-//! JSON lines: one object per line, with the document in one of its fields.
+//! Rows of JSON: an object per line, or the objects of an array. The document is one of the row's fields, or
+//! the row.
 
 use std::fmt;
 
@@ -7,20 +8,26 @@ use serde_json::{Map, Value};
 
 use super::bad_rows::{ReadError, SKIPPING};
 use super::conversations::{self, Content, Field};
+use super::json_array::JsonArray;
 use super::json_fault::{self, Fault, REPAIR, replace_non_numbers};
 use super::stream::InputStream;
-use super::{Document, MAX_VALUE_BYTES, Piece, naming_advice, no_safe_cut};
+use super::{Document, Format, InputOptions, MAX_VALUE_BYTES, Piece, naming_advice, no_safe_cut};
 use crate::error::{DataError, Result};
 use crate::tokenizer::CutRule;
 
 /// Bytes of blank lines after which a reader hears that the file goes on.
 const BLANK_BYTES: usize = 4 << 20;
 
-/// Reads the documents of a `.jsonl` file. Skips blank lines.
-pub(super) struct JsonLines {
+/// Reads the documents of a `.jsonl` or `.json` file. Skips blank lines.
+pub(super) struct JsonRows {
     stream: InputStream,
+    /// The array whose elements are the rows; `None` if they are lines.
+    array: Option<JsonArray>,
     field: String,
+    /// A document is the whole row.
+    whole_rows: bool,
     rule: CutRule,
+    /// The row, and its number in the file, from 1.
     line: Vec<u8>,
     line_number: u64,
     /// The document of the line, until its last piece is returned.
@@ -42,22 +49,50 @@ enum NextLine {
     End,
 }
 
-impl JsonLines {
-    pub(super) fn new(stream: InputStream, field: String, rule: CutRule) -> Self {
-        JsonLines {
+impl JsonRows {
+    /// Opens a file; the first byte of a `.json` file says whether it is an array.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(super) fn open(
+        mut stream: InputStream,
+        format: Format,
+        options: &InputOptions,
+        rule: CutRule,
+    ) -> Result<Self> {
+        let is_array = format == Format::Json && stream.begins_with(b'[')?;
+        Ok(JsonRows {
             stream,
-            field,
+            array: is_array.then(JsonArray::default),
+            field: options.field.clone(),
+            whole_rows: options.whole_rows,
             rule,
             line: Vec::new(),
             line_number: 0,
             document: None,
             has_documents: false,
             lines_without: 0,
+        })
+    }
+
+    /// Reads the next element of an array.
+    fn read_element(&mut self, mut array: JsonArray) -> Result<NextLine> {
+        self.line.clear();
+        self.line_number += 1;
+        let read = array.read_element(&mut self.stream, MAX_VALUE_BYTES, &mut self.line)?;
+        self.array = Some(array);
+        match read {
+            Ok(true) => Ok(NextLine::Text),
+            Ok(false) => Ok(NextLine::End),
+            Err(problem) => Err(self.error(problem, "fetch or write the file again")),
         }
     }
 
-    /// Reads the next line that is not blank.
+    /// Reads the next row, in a file of lines the next line that is not blank.
     fn read_line(&mut self) -> Result<NextLine> {
+        if let Some(array) = self.array.take() {
+            return self.read_element(array);
+        }
         let start = self.stream.offset();
         loop {
             if self.stream.offset() - start >= BLANK_BYTES as u64 {
@@ -83,7 +118,16 @@ impl JsonLines {
         }
     }
 
-    /// Parses the line; its document is what [`JsonLines::next_piece`] returns next.
+    /// The row as a whole.
+    fn whole_row(&mut self) -> std::result::Result<Piece, ReadError> {
+        let text = String::from_utf8(std::mem::take(&mut self.line)).map_err(|error| {
+            let problem = format!("byte {} is not valid UTF-8", error.utf8_error().valid_up_to() + 1);
+            ReadError::Row(self.error(problem, json_fault::LATIN))
+        })?;
+        Ok(Piece { text, begins_document: true, ends_document: true, row: self.line_number })
+    }
+
+    /// Parses the line; its document is what [`JsonRows::next_piece`] returns next.
     fn parse_line(&mut self) -> std::result::Result<(), ReadError> {
         let mut is_replaced = false;
         let parsed = parse(&self.line, &self.field).or_else(|error| {
@@ -93,7 +137,7 @@ impl JsonLines {
         let (field, kind) = (&self.field, if is_replaced { "NaN or a number" } else { "a number" });
         let problem = match parsed {
             Ok(FieldValue::Text(text)) => {
-                self.document = Some(Document::new(text));
+                self.document = Some(Document::new(text, self.line_number));
                 self.has_documents = true;
                 return Ok(());
             }
@@ -101,7 +145,7 @@ impl JsonLines {
             Ok(FieldValue::Number) => format!("field {field:?} is {kind}, not a string"),
             Ok(FieldValue::Other(kind)) => format!("field {field:?} is {kind}, not a string"),
             Ok(FieldValue::Missing(keys)) => {
-                format!("there is no field {field:?}; the line has {}", keys.join(", "))
+                format!("there is no field {field:?}; the {} has {}", self.noun(), keys.join(", "))
             }
             Err(error) => {
                 let Fault { problem, advice } = json_fault::explain(&self.line, &error);
@@ -118,21 +162,21 @@ impl JsonLines {
     fn next_piece(&mut self) -> std::result::Result<Option<Piece>, ReadError> {
         if self.document.is_none() {
             match self.read_line()? {
+                NextLine::Text if self.whole_rows => return self.whole_row().map(Some),
                 NextLine::Text => self.parse_line()?,
                 NextLine::Blank => {
                     return Ok(Some(Piece {
                         text: String::new(),
                         begins_document: false,
                         ends_document: false,
+                        row: self.line_number,
                     }));
                 }
                 NextLine::End => return Ok(None),
             }
         }
         let piece = self.document.as_mut().and_then(|document| document.next_piece(self.rule));
-        let piece = piece.ok_or_else(|| {
-            no_safe_cut(self.stream.path(), format!("line {}", self.line_number), self.rule)
-        })?;
+        let piece = piece.ok_or_else(|| no_safe_cut(self.stream.path(), self.location(), self.rule))?;
         if piece.ends_document {
             self.document = None;
         }
@@ -175,23 +219,36 @@ impl JsonLines {
         };
         let problem = format!(
             "none of the first {WRONG_LINES} rows has text in the field {:?}, so that this is a wrong name and not a bad \
-             row to skip; the line has {has}",
-            self.field
+             row to skip; the {} has {has}",
+            self.field,
+            self.noun()
         );
         self.error(problem, naming_advice("field", &strings))
     }
 
     fn error(&self, problem: impl Into<String>, advice: impl Into<String>) -> DataError {
-        DataError::input(self.stream.path(), format!("line {}", self.line_number), problem, advice)
+        DataError::input(self.stream.path(), self.location(), problem, advice)
+    }
+
+    fn location(&self) -> String {
+        format!("{} {}", self.noun(), self.line_number)
+    }
+
+    fn noun(&self) -> &'static str {
+        if self.array.is_some() { "row" } else { "line" }
     }
 }
 
-/// The first lines of a file that are objects, at most `count`.
+/// The first rows of a file that are objects, at most `count`.
 ///
 /// # Errors
 /// The file cannot be read.
-pub(super) fn first_rows(stream: InputStream, count: usize) -> Result<Vec<Map<String, Value>>> {
-    let mut lines = JsonLines::new(stream, String::new(), CutRule::Anywhere);
+pub(super) fn first_rows(
+    stream: InputStream,
+    format: Format,
+    count: usize,
+) -> Result<Vec<Map<String, Value>>> {
+    let mut lines = JsonRows::open(stream, format, &InputOptions::default(), CutRule::Anywhere)?;
     let mut rows = Vec::new();
     for _ in 0..count {
         match lines.read_line()? {
@@ -230,7 +287,7 @@ fn parse(line: &[u8], field: &str) -> serde_json::Result<FieldValue> {
     json.end().map(|()| value)
 }
 
-impl Iterator for JsonLines {
+impl Iterator for JsonRows {
     type Item = std::result::Result<Piece, ReadError>;
 
     fn next(&mut self) -> Option<Self::Item> {

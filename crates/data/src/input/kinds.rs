@@ -9,6 +9,8 @@ pub enum Format {
     Text,
     /// One JSON object per line.
     JsonLines,
+    /// A JSON array of objects, or one object per line.
+    Json,
     /// Apache Parquet.
     Parquet,
 }
@@ -25,7 +27,7 @@ pub enum Compression {
 }
 
 /// The kinds that are read, for messages.
-pub(super) const KINDS: &str = ".txt, .jsonl (both also .gz or .zst) or .parquet files";
+pub(super) const KINDS: &str = ".txt, .jsonl, .json (all also .gz or .zst) or .parquet files";
 
 /// Extensions of compressed files.
 const COMPRESSIONS: [(&str, Compression); 4] = [
@@ -42,6 +44,7 @@ pub(super) fn kind(path: &Path) -> Option<(Format, Compression)> {
     match split_extension(&stem).1.to_lowercase().as_str() {
         "txt" | "text" => Some((Format::Text, compression)),
         "jsonl" | "ndjson" => Some((Format::JsonLines, compression)),
+        "json" => Some((Format::Json, compression)),
         "parquet" if compression == Compression::None => Some((Format::Parquet, compression)),
         _ => None,
     }

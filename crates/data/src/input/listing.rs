@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::dataset_card::CardSplits;
 use super::files::InputFile;
-use super::kinds::{KINDS, kind, split_compression, split_extension};
+use super::kinds::{Format, KINDS, kind, split_compression, split_extension};
 use super::split::{self, Choice, Split, SplitFiles};
 use super::{glob, unreadable};
 use crate::error::{DataError, Result};
@@ -94,6 +94,9 @@ pub fn list<P: AsRef<Path>>(names: &[P], take: Take) -> Result<Listing> {
         return Err(copies(one, other, "file in two compressions", None));
     }
     let input = |path: PathBuf| match kind(&path) {
+        Some((Format::Json, compression)) if !unreadable::has_rows(&path, compression) => {
+            Err(unreadable::refuse(&path))
+        }
         Some((format, compression)) => InputFile::of_kind(&path, format, compression),
         None => Err(unreadable::refuse(&path)),
     };
@@ -110,6 +113,14 @@ impl Listing {
                 "{}: {} skipped, because files of this kind cannot be read: {shown}",
                 group.name.display(),
                 counted(skipped, "file is", "files are")
+            ));
+        }
+        if !group.beside.is_empty() {
+            let (count, shown) = (group.beside.len(), group.show(&group.beside));
+            self.warnings.push(format!(
+                "{}: {} not read, because a .json file beside other kinds may describe them: {shown}; to read it, name it",
+                group.name.display(),
+                counted(count, "file is", "files are")
             ));
         }
         if let (Some(_), Some((problem, advice))) = (take.split(), &group.cards.refusal) {
@@ -180,6 +191,8 @@ struct FileGroup {
     files: Vec<PathBuf>,
     /// Files that cannot be read, but were probably meant.
     skipped: Vec<PathBuf>,
+    /// `.json` files beside files of other kinds, which they may describe. They are read if they are named.
+    beside: Vec<PathBuf>,
     /// Splits that the pattern names: it is taken as written, without files that a README.md holds out.
     named: Vec<Split>,
     /// The split whose name the folder has: it may be taken in place of another.
@@ -207,14 +220,26 @@ impl FileGroup {
         let base = parents.first().and_then(|first| first.ancestors().find(common)).unwrap_or(Path::new(""));
         let (name, base) = ("the named files".into(), base.to_path_buf());
         let cards = CardSplits::read(&base, &files, false);
-        FileGroup { name, base, files, skipped: Vec::new(), named: Vec::new(), folder_of: None, cards }
+        FileGroup {
+            name,
+            base,
+            files,
+            skipped: Vec::new(),
+            beside: Vec::new(),
+            named: Vec::new(),
+            folder_of: None,
+            cards,
+        }
     }
 
     /// `named` are the splits that a pattern names; `None` for a folder.
     fn new(name: &Path, base: PathBuf, found: Vec<PathBuf>, named: Option<Vec<Split>>) -> Result<FileGroup> {
-        let (files, mut skipped): (Vec<PathBuf>, Vec<PathBuf>) =
-            found.into_iter().partition(|path| kind(path).is_some());
-        skipped.retain(|path| !unreadable::is_description(path));
+        let found = found.into_iter().filter(|path| !unreadable::is_description(path));
+        let (mut files, skipped): (Vec<PathBuf>, Vec<PathBuf>) = found.partition(|path| kind(path).is_some());
+        let mut beside = Vec::new();
+        if files.iter().any(|path| !is_json(path)) {
+            (beside, files) = files.into_iter().partition(|path| is_json(path));
+        }
         if files.is_empty() {
             let problem = format!("{} contains or matches no input file", name.display());
             return Err(match skipped.first() {
@@ -227,7 +252,16 @@ impl FileGroup {
         }
         let (name, folder_of) = (name.to_path_buf(), split::of_folder(&base));
         let cards = CardSplits::read(&base, &files, named.is_none());
-        Ok(FileGroup { name, base, files, skipped, named: named.unwrap_or_default(), folder_of, cards })
+        Ok(FileGroup {
+            name,
+            base,
+            files,
+            skipped,
+            beside,
+            named: named.unwrap_or_default(),
+            folder_of,
+            cards,
+        })
     }
 
     /// Refuses a file beside its copy in another compression or format: its text would be read twice.
@@ -313,6 +347,10 @@ impl FileGroup {
         let name = |path: &PathBuf| path.strip_prefix(&self.base).unwrap_or(path).display().to_string();
         first_few(files.iter().map(name), SHOWN)
     }
+}
+
+fn is_json(path: &Path) -> bool {
+    matches!(kind(path), Some((Format::Json, _)))
 }
 
 /// `1 file is`, `2 files are`.

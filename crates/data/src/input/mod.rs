@@ -1,4 +1,4 @@
-//! Readers of documents: `.txt`, `.jsonl` and `.parquet`, the first two also as `.gz` and `.zst`.
+//! Readers of documents: `.txt`, `.jsonl`, `.json` and `.parquet`, all but the last also as `.gz` and `.zst`.
 //!
 //! [`list_inputs`] resolves names, folders and patterns to files in a fixed order; [`read_documents`] streams
 //! one file. Memory use does not grow with the file: a long document comes in pieces of about 1 MiB, split
@@ -13,6 +13,7 @@ mod files;
 mod foreign;
 mod glob;
 mod gzip;
+mod json_array;
 mod json_fault;
 mod jsonl;
 mod kinds;
@@ -29,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use bad_rows::BadRows;
-pub use fields::{TextField, first_text, text_field};
+pub use fields::{TextField, first_text, holds_conversations, text_field};
 pub use files::InputFile;
 pub use kinds::{Compression, Format};
 pub use listing::{Listing, Take, list, list_inputs, matches_files};
@@ -49,13 +50,30 @@ pub struct InputOptions {
     /// Number of bad rows of a source that are skipped: lines that are not JSON objects, and rows without a
     /// string in the field. One more is an error.
     pub skip_bad_rows: u64,
+    /// A document is a whole row, as JSON, in one piece: its reader finds the text. A file of plain text is
+    /// refused.
+    pub whole_rows: bool,
 }
 
 impl Default for InputOptions {
     fn default() -> Self {
-        InputOptions { field: "text".to_owned(), separator: None, skip_bad_rows: 0 }
+        InputOptions { field: "text".to_owned(), separator: None, skip_bad_rows: 0, whole_rows: false }
     }
 }
+
+/// Keys of rows that hold conversations, which the columns of a parquet file are reduced to.
+pub(crate) const ROW_KEYS: [&str; 10] = [
+    "messages",
+    "conversations",
+    "prompt",
+    "completion",
+    "instruction",
+    "input",
+    "output",
+    "text",
+    "system",
+    "tools",
+];
 
 /// A document or a part of a long one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +85,8 @@ pub struct Piece {
     pub begins_document: bool,
     /// True for the last piece of a document.
     pub ends_document: bool,
+    /// Line or row of the file that holds the document, from 1; 0 in a file without rows.
+    pub row: u64,
 }
 
 /// Iterator over the documents of one file. It ends after the first error.
@@ -130,14 +150,22 @@ impl std::fmt::Debug for Documents {
 pub fn read_documents(file: &InputFile, options: &InputOptions, rule: CutRule) -> Result<Documents> {
     let bytes_read = Arc::new(AtomicU64::new(0));
     let pieces: Box<dyn Iterator<Item = std::result::Result<Piece, ReadError>> + Send> = match file.format {
+        Format::Text if options.whole_rows => {
+            let problem = "plain text has no rows";
+            let advice = "name .jsonl, .json or .parquet files, or read it as text: data.format = \"text\"";
+            return Err(DataError::input(&file.path, "byte 0", problem, advice));
+        }
         Format::Text => {
             let stream = stream::open(file, Arc::clone(&bytes_read))?;
             let documents = text::TextReader::new(stream, options.separator.clone(), rule)?;
             Box::new(documents.map(|piece| piece.map_err(ReadError::File)))
         }
-        Format::JsonLines => {
+        Format::JsonLines | Format::Json => {
             let stream = stream::open(file, Arc::clone(&bytes_read))?;
-            Box::new(jsonl::JsonLines::new(stream, options.field.clone(), rule))
+            Box::new(jsonl::JsonRows::open(stream, file.format, options, rule)?)
+        }
+        Format::Parquet if options.whole_rows => {
+            Box::new(parquet::ParquetRows::open(file, Arc::clone(&bytes_read))?)
         }
         Format::Parquet => {
             Box::new(parquet::ParquetColumn::open(file, &options.field, rule, Arc::clone(&bytes_read))?)
@@ -221,13 +249,15 @@ fn no_safe_cut(path: &Path, location: String, rule: CutRule) -> DataError {
 /// second time.
 struct Document {
     text: String,
+    /// Line or row of the file, from 1.
+    row: u64,
     /// Length of the pieces returned so far.
     at: usize,
 }
 
 impl Document {
-    fn new(text: String) -> Document {
-        Document { text, at: 0 }
+    fn new(text: String, row: u64) -> Document {
+        Document { text, row, at: 0 }
     }
 
     /// The next piece. `None` if there is no safe cut. A document without text has one piece, which is empty.
@@ -236,9 +266,9 @@ impl Document {
         let begins_document = self.at == 0;
         let NextPiece::Cut(len) = next_piece(rest, true, rule)? else {
             let text = if begins_document { std::mem::take(&mut self.text) } else { rest.to_owned() };
-            return Some(Piece { text, begins_document, ends_document: true });
+            return Some(Piece { text, begins_document, ends_document: true, row: self.row });
         };
         self.at += len;
-        Some(Piece { text: rest[..len].to_owned(), begins_document, ends_document: false })
+        Some(Piece { text: rest[..len].to_owned(), begins_document, ends_document: false, row: self.row })
     }
 }

@@ -97,6 +97,17 @@ impl InputStream {
         Ok(len > 0)
     }
 
+    /// True if the first byte that is no white space is this one, after a byte-order mark if any. Nothing is
+    /// read but what is buffered.
+    pub(super) fn begins_with(&mut self, byte: u8) -> Result<bool> {
+        let start = match first_bytes(&mut self.reader) {
+            Ok(start) => start,
+            Err(error) => return Err(self.error(error)),
+        };
+        let text = start.strip_prefix("\u{FEFF}".as_bytes()).unwrap_or(start);
+        Ok(text.trim_ascii_start().first() == Some(&byte))
+    }
+
     /// Appends bytes up to and including the next newline, at most `limit`. Returns their number, 0 at the
     /// end.
     pub(super) fn read_line(&mut self, limit: usize, out: &mut Vec<u8>) -> Result<usize> {

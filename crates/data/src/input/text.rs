@@ -74,7 +74,7 @@ impl TextReader {
             if ends_document && separator_at.is_some() {
                 self.start += self.separator.as_ref().map_or(0, String::len);
             }
-            return Ok(Some(Piece { text, begins_document, ends_document }));
+            return Ok(Some(Piece { text, begins_document, ends_document, row: 0 }));
         }
     }
 

@@ -22,9 +22,9 @@ pub(super) fn refuse_folder(problem: &str, first: &Path) -> DataError {
 }
 
 /// Extensions of files that hold data and cannot be read. A folder with such files lacks text without them.
-const DATA: [&str; 20] = [
-    "7z", "arrow", "avro", "bz2", "csv", "feather", "json", "lz4", "lzma", "npy", "orc", "pkl", "rar", "tar",
-    "tbz", "tgz", "tsv", "txz", "xz", "zip",
+const DATA: [&str; 19] = [
+    "7z", "arrow", "avro", "bz2", "csv", "feather", "lz4", "lzma", "npy", "orc", "pkl", "rar", "tar", "tbz",
+    "tgz", "tsv", "txz", "xz", "zip",
 ];
 
 /// Files that describe a data set or a model.
@@ -103,49 +103,41 @@ fn with_extension(path: &Path, extension: &str) -> PathBuf {
     path.with_extension(extension)
 }
 
-/// Advice for a `.json` file, of which the beginning is read.
+/// Advice for a `.json` file without rows.
 fn json_advice(path: &Path, compression: Compression, lines: &Path) -> String {
     let (shown, lines) = (shell_path(path), shell_path(lines));
-    let (unpack, extension) = match compression {
-        Compression::None => (format!("jq -c FILTER {shown}"), ""),
-        Compression::Gzip => (format!("gzip -dc {shown} | jq -c FILTER"), ".gz"),
-        Compression::Zstd => (format!("zstd -dc {shown} | jq -c FILTER"), ".zst"),
+    let unpack = match compression {
+        Compression::None => format!("jq -c FILTER {shown}"),
+        Compression::Gzip => format!("gzip -dc {shown} | jq -c FILTER"),
+        Compression::Zstd => format!("zstd -dc {shown} | jq -c FILTER"),
     };
     let filtered = |filter: &str| format!("{} > {lines}", unpack.replace("FILTER", filter));
-    match beginning(path, compression) {
-        Some(JsonBeginning::Lines) => {
-            format!("it has one object per line; name it as JSON lines: mv {shown} {lines}{extension}")
-        }
-        Some(JsonBeginning::Array) => {
-            format!("it is a JSON array; write one object per line: {}", filtered("'.[]'"))
-        }
-        _ => format!(
-            "write one object per line: {}, or {} if the rows are in a list named data",
-            filtered("."),
-            filtered("'.data[]'")
-        ),
-    }
+    format!(
+        "write one object per line: {}, or {} if the rows are in a list named data",
+        filtered("."),
+        filtered("'.data[]'")
+    )
 }
 
-/// Content of a `.json` file, as far as its beginning tells.
-enum JsonBeginning {
-    Lines,
-    Array,
-    Other,
-}
-
-fn beginning(path: &Path, compression: Compression) -> Option<JsonBeginning> {
+/// True if a `.json` file has rows, as far as its beginning tells: an array, or an object per line. A file
+/// that cannot be read is said to have them: its reader gives the error.
+pub(super) fn has_rows(path: &Path, compression: Compression) -> bool {
     const READ_BYTES: usize = 1 << 20;
-    let file = InputFile::of_kind(path, Format::JsonLines, compression).ok()?;
-    let mut stream = stream::open(&file, Default::default()).ok()?;
-    let mut bytes = Vec::new();
-    while bytes.len() < READ_BYTES && stream.read_some(&mut bytes).ok()? {}
+    let read = || {
+        let file = InputFile::of_kind(path, Format::Json, compression).ok()?;
+        let mut stream = stream::open(&file, Default::default()).ok()?;
+        let mut bytes = Vec::new();
+        while bytes.len() < READ_BYTES && stream.read_some(&mut bytes).ok()? {}
+        Some(bytes)
+    };
+    let Some(bytes) = read() else { return true };
     let text = bytes.strip_prefix("\u{FEFF}".as_bytes()).unwrap_or(&bytes).trim_ascii_start();
-    let first = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
-    let is_object = || serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(first).is_ok();
-    Some(match text.first() {
-        Some(b'[') => JsonBeginning::Array,
-        Some(b'{') if is_object() => JsonBeginning::Lines,
-        _ => JsonBeginning::Other,
-    })
+    let Some((first, _)) = text.iter().position(|&byte| byte == b'\n').map(|end| text.split_at(end)) else {
+        return bytes.len() >= READ_BYTES || text.is_empty() || text[0] == b'[' || is_object(text);
+    };
+    first.starts_with(b"[") || is_object(first)
+}
+
+fn is_object(text: &[u8]) -> bool {
+    serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(text).is_ok()
 }

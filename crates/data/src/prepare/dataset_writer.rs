@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rayon::prelude::*;
+use xtrain_chat::ChatError;
 
 use super::file_names::{LEARNED_FILE, shard_name};
 use super::progress::{Progress, ProgressTimer};
@@ -12,10 +13,13 @@ use super::read_ahead::PieceBatch;
 use super::separator::UnusedSeparator;
 use super::unfinished::{InputPosition, Unfinished};
 use super::{PrepareOptions, discard_unfinished, no_text};
+use crate::chat::{ChatEncoder, ChatRecord, EncodedRow, RowError};
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::input::{BadRows, InputFile, Piece};
-use crate::shard::{Dataset, DatasetIndex, INDEX_FILE, SHARD_VERSION, Shard, ShardEntry, ShardWriter};
+use crate::shard::{
+    Dataset, DatasetIndex, INDEX_FILE, MASKED_SHARD_VERSION, SHARD_VERSION, Shard, ShardEntry, ShardWriter,
+};
 use crate::stream::TokenStream;
 use crate::tokenizer::Tokenizer;
 
@@ -28,6 +32,8 @@ pub(super) struct DatasetWriter<'r> {
     unfinished: Unfinished,
     inputs: &'r [InputFile],
     tokenizer: &'r Tokenizer,
+    /// The encoder of conversations, and the record of their rows.
+    chat: Option<(&'r ChatEncoder<'r>, ChatRecord)>,
     options: &'r PrepareOptions,
     folder: PathBuf,
     writer: Option<ShardWriter>,
@@ -43,6 +49,7 @@ impl<'r> DatasetWriter<'r> {
     pub(super) fn start(
         unfinished: Unfinished,
         tokenizer: &'r Tokenizer,
+        chat: Option<&'r ChatEncoder<'r>>,
         options: &'r PrepareOptions,
         folder: &Path,
         inputs: &'r [InputFile],
@@ -60,6 +67,9 @@ impl<'r> DatasetWriter<'r> {
         Ok(DatasetWriter {
             bytes_before: unfinished.shards.is_empty().then_some(0),
             bad_rows: BadRows::new(options.input.skip_bad_rows, unfinished.position.bad_rows),
+            chat: chat.map(|encoder| {
+                (encoder, unfinished.chat.clone().unwrap_or_else(|| ChatRecord::new(encoder)))
+            }),
             unfinished,
             inputs,
             tokenizer,
@@ -78,6 +88,11 @@ impl<'r> DatasetWriter<'r> {
         batch: PieceBatch,
         on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
     ) -> Result<()> {
+        if self.chat.is_some() {
+            self.add_rows(&batch)?;
+            self.bad_rows = batch.bad_rows;
+            return self.report(batch.bytes_done, on_progress);
+        }
         let encode = |piece: &Piece| self.tokenizer.encode_piece(&piece.text, piece.begins_document);
         let encoded: Vec<Result<Vec<u32>>> =
             batch.pieces.par_iter().map(|(piece, _)| encode(piece)).collect();
@@ -90,28 +105,78 @@ impl<'r> DatasetWriter<'r> {
         self.report(batch.bytes_done, on_progress)
     }
 
+    /// Encodes rows of conversations in parallel and writes their documents in order.
+    fn add_rows(&mut self, batch: &PieceBatch) -> Result<()> {
+        let Some((encoder, _)) = &self.chat else { return Ok(()) };
+        let rows = batch.pieces.par_iter().map(|(piece, _)| {
+            // Blank lines are pieces too.
+            (!piece.is_nothing() && !piece.text.is_empty()).then(|| encoder.encode(&piece.text))
+        });
+        let rows: Vec<Option<std::result::Result<EncodedRow, RowError>>> = rows.collect();
+        for ((piece, position), row) in batch.pieces.iter().zip(rows) {
+            let Some(row) = row else { continue };
+            let input = &self.inputs[position.file];
+            let location = input.location_of_row(piece.row);
+            let refused =
+                |error: ChatError| DataError::input(&input.path, &location, error.problem, error.advice);
+            let Some((_, record)) = &mut self.chat else { break };
+            match row {
+                Ok(row) => {
+                    record.add(&row);
+                    self.write_row(&row)?;
+                }
+                Err(RowError::Dropped(reason, what)) => {
+                    record.drop(reason, &format!("{}, {location}", input.path.display()), &what);
+                }
+                Err(RowError::Row(error) | RowError::Template(error)) => return Err(refused(error)),
+            }
+            self.close_full_shard(*position)?;
+        }
+        Ok(())
+    }
+
+    fn write_row(&mut self, row: &EncodedRow) -> Result<()> {
+        let writer = self.open_shard()?;
+        for sample in &row.samples {
+            writer.push_document(&sample.ids, &sample.trained, sample.text_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// The shard that is being written; a new one if there is none.
+    fn open_shard(&mut self) -> Result<&mut ShardWriter> {
+        if self.writer.is_none() {
+            let path = self.folder.join(shard_name(self.unfinished.shards.len()));
+            self.writer = Some(match self.chat {
+                Some(_) => ShardWriter::create_masked(&path, self.tokenizer)?,
+                None => ShardWriter::create(&path, self.tokenizer)?,
+            });
+        }
+        self.writer.as_mut().ok_or_else(|| DataError::Internal("no shard is open".to_owned()))
+    }
+
     fn write(&mut self, piece: &Piece, tokens: &[u32], position: InputPosition) -> Result<()> {
         if piece.is_nothing() {
             return Ok(());
         }
-        let writer = match &mut self.writer {
-            Some(writer) => writer,
-            None => {
-                let path = self.folder.join(shard_name(self.unfinished.shards.len()));
-                self.writer.insert(ShardWriter::create(&path, self.tokenizer)?)
-            }
-        };
+        let document_begin = self.tokenizer.document_begin();
+        let writer = self.open_shard()?;
         if piece.begins_document {
-            writer.push(self.tokenizer.document_begin(), 0)?;
+            writer.push(document_begin, 0)?;
         }
         writer.push(tokens, piece.text.len() as u64)?;
         if piece.ends_document {
             writer.end_document()?;
         }
-        if writer.token_count() >= self.options.shard_tokens || writer.document_count() >= SHARD_DOCUMENTS {
-            self.close_shard(position)?;
-        }
-        Ok(())
+        self.close_full_shard(position)
+    }
+
+    /// Finishes the open shard if it has as many tokens or documents as a shard may have.
+    fn close_full_shard(&mut self, position: InputPosition) -> Result<()> {
+        let is_full = self.writer.as_ref().is_some_and(|writer| {
+            writer.token_count() >= self.options.shard_tokens || writer.document_count() >= SHARD_DOCUMENTS
+        });
+        if is_full { self.close_shard(position) } else { Ok(()) }
     }
 
     /// Finishes the open shard and records that all input before `position` is on disk.
@@ -122,6 +187,7 @@ impl<'r> DatasetWriter<'r> {
         let shard = Shard::open(&self.folder.join(&name))?;
         self.unfinished.shards.push(ShardEntry::from_shard(name, &shard));
         self.unfinished.position = position;
+        self.unfinished.chat = self.chat.as_ref().map(|(_, record)| record.clone());
         self.unfinished.save(&self.folder)
     }
 
@@ -159,10 +225,19 @@ impl<'r> DatasetWriter<'r> {
         self.progress_timer = ProgressTimer::default();
         self.report(self.inputs.iter().map(|input| input.bytes).sum(), on_progress)?;
         let bad_rows = self.bad_rows.count();
+        if let Some((encoder, record)) = &self.chat
+            && let Err(error) = record.check(encoder.options().bad_rows)
+        {
+            self.writer = None;
+            if self.unfinished.shards.is_empty() {
+                discard_unfinished(&self.folder)?;
+            }
+            return Err(error);
+        }
         self.close_shard(InputPosition { file: self.inputs.len(), pieces: 0, bad_rows })?;
         let shards = std::mem::take(&mut self.unfinished.shards);
         let index = DatasetIndex {
-            version: SHARD_VERSION,
+            version: if self.chat.is_some() { MASKED_SHARD_VERSION } else { SHARD_VERSION },
             tokenizer: files::hex(&self.tokenizer.hash()),
             vocab_size: self.tokenizer.vocab_size() as u32,
             end_of_document: self.tokenizer.end_of_document(),
@@ -171,6 +246,7 @@ impl<'r> DatasetWriter<'r> {
             documents: shards.iter().map(|shard| shard.documents).sum(),
             text_bytes: shards.iter().map(|shard| shard.text_bytes).sum(),
             skipped_rows: bad_rows,
+            chat: self.chat.as_ref().map(|(_, record)| record.clone()),
             made_from: self.unfinished.made_from.clone(),
             shards,
         };

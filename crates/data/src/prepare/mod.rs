@@ -28,6 +28,7 @@ pub use text_files::TextFiles;
 
 use xtrain_checkpoint::temporary_target;
 
+use crate::chat::{ChatEncoder, ChatOptions};
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::input::{BadRows, Compression, Format, InputFile, InputOptions};
@@ -39,17 +40,31 @@ use unfinished::Unfinished;
 use xtrain_checkpoint::first_few;
 
 /// Options of a dataset.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PrepareOptions {
-    /// Location of documents in the files.
+    /// Location of documents in the files. With `chat`, documents are whole rows, whatever it says.
     pub input: InputOptions,
+    /// Rows are conversations, which become documents with trained and other tokens.
+    pub chat: Option<ChatOptions>,
     /// A shard ends with the piece of text that brings it to this many tokens.
     pub shard_tokens: u64,
 }
 
 impl Default for PrepareOptions {
     fn default() -> Self {
-        PrepareOptions { input: InputOptions::default(), shard_tokens: 64_000_000 }
+        PrepareOptions { input: InputOptions::default(), chat: None, shard_tokens: 64_000_000 }
+    }
+}
+
+impl PrepareOptions {
+    /// How files are read.
+    fn read_as(&self) -> InputOptions {
+        InputOptions { whole_rows: self.chat.is_some(), ..self.input.clone() }
+    }
+
+    /// The encoder of conversations, if rows are that.
+    fn encoder<'t>(&self, tokenizer: &'t Tokenizer) -> Result<Option<ChatEncoder<'t>>> {
+        self.chat.as_ref().map(|chat| ChatEncoder::new(tokenizer, chat)).transpose()
     }
 }
 
@@ -116,7 +131,8 @@ fn prepare_locked(
     if options.shard_tokens == 0 {
         return Err(DataError::invalid("the shard size is 0 tokens", "set at least 1"));
     }
-    let made_from = unfinished::describe_inputs(inputs, tokenizer, options)?;
+    let chat = options.encoder(tokenizer)?;
+    let made_from = unfinished::describe_inputs(inputs, tokenizer, options, chat.as_ref())?;
     if let Some(dataset) = open_finished(folder, &made_from)? {
         leftovers::remove(folder);
         warn_of_skipped_rows(&dataset, inputs);
@@ -137,9 +153,10 @@ fn prepare_locked(
     leftovers::remove(folder);
     tokenizer.save(folder)?;
     let start = unfinished.position;
-    let mut writer = DatasetWriter::start(unfinished, tokenizer, options, folder, inputs)?;
+    let mut writer = DatasetWriter::start(unfinished, tokenizer, chat.as_ref(), options, folder, inputs)?;
+    let input = options.read_as();
     let written = std::thread::scope(|scope| {
-        let read_ahead = ReadAhead::start(scope, inputs, &options.input, tokenizer.cut_rule(), start)
+        let read_ahead = ReadAhead::start(scope, inputs, &input, tokenizer.cut_rule(), start)
             .map_err(DataError::io(folder, "start a thread that reads"))?;
         read_ahead.batches().iter().try_for_each(|batch| writer.add_batch(batch?, on_progress))
     });

@@ -9,10 +9,11 @@ use sha2::{Digest, Sha256};
 
 use super::PrepareOptions;
 use super::file_names::UNFINISHED_FILE;
+use crate::chat::{ChatEncoder, ChatRecord};
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::input::InputFile;
-use crate::shard::{SHARD_VERSION, ShardEntry};
+use crate::shard::{MASKED_SHARD_VERSION, SHARD_VERSION, ShardEntry};
 use crate::tokenizer::Tokenizer;
 
 /// A position in the input: all files before `file`, in which `bad_rows` rows were skipped, and `pieces`
@@ -32,12 +33,15 @@ pub(super) struct Unfinished {
     pub(super) made_from: String,
     pub(super) position: InputPosition,
     pub(super) shards: Vec<ShardEntry>,
+    /// What became of the rows of conversations up to the position.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) chat: Option<ChatRecord>,
 }
 
 impl Unfinished {
     pub(super) fn new(made_from: String) -> Unfinished {
         let position = InputPosition { file: 0, pieces: 0, bad_rows: 0 };
-        Unfinished { made_from, position, shards: Vec::new() }
+        Unfinished { made_from, position, shards: Vec::new(), chat: None }
     }
 
     pub(super) fn load(folder: &Path) -> Result<Option<Unfinished>> {
@@ -60,9 +64,10 @@ pub(super) fn describe_inputs(
     inputs: &[InputFile],
     tokenizer: &Tokenizer,
     options: &PrepareOptions,
+    chat: Option<&ChatEncoder<'_>>,
 ) -> Result<String> {
     let mut everything = json!({
-        "version": SHARD_VERSION,
+        "version": if chat.is_some() { MASKED_SHARD_VERSION } else { SHARD_VERSION },
         "tokenizer": files::hex(&tokenizer.hash()),
         "end_of_document": tokenizer.end_of_document(),
         "begin_of_document": tokenizer.document_begin(),
@@ -74,6 +79,10 @@ pub(super) fn describe_inputs(
     // Left out otherwise, so that datasets of versions without the option are found.
     if options.input.skip_bad_rows > 0 {
         everything["skip_bad_rows"] = options.input.skip_bad_rows.into();
+    }
+    if let Some(chat) = chat {
+        everything["chat"] = chat.identity();
+        everything["bad_rows"] = chat.options().bad_rows.into();
     }
     Ok(files::hex(&Sha256::digest(everything.to_string())))
 }

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::header::SHARD_VERSION;
+use super::header::{MASKED_SHARD_VERSION, SHARD_VERSION};
 use super::reader::Shard;
+use crate::chat::ChatRecord;
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::stream::{TokenStream, past_the_end};
@@ -35,6 +36,9 @@ pub(crate) struct DatasetIndex {
     /// Rows of the input that could not be read and were skipped.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) skipped_rows: u64,
+    /// How rows of conversations became documents; in version 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) chat: Option<ChatRecord>,
     /// Hash of tokenizer, input files (names, sizes, times) and options. Equal hashes mean equal datasets.
     pub(crate) made_from: String,
     pub(crate) shards: Vec<ShardEntry>,
@@ -102,9 +106,9 @@ impl Dataset {
         let index: DatasetIndex = files::read_json(&index_path, ADVICE)?;
         let corrupt = |problem: String| DataError::corrupt(&index_path, problem, ADVICE);
         let version = index.version;
-        if version != SHARD_VERSION {
+        if ![SHARD_VERSION, MASKED_SHARD_VERSION].contains(&version) {
             return Err(corrupt(format!(
-                "its version is {version}, but this program trains on version {SHARD_VERSION}"
+                "its version is {version}, but this program reads the versions {SHARD_VERSION} and {MASKED_SHARD_VERSION}"
             )));
         }
         let mut shards = Vec::with_capacity(index.shards.len());
@@ -240,6 +244,11 @@ impl Dataset {
         self.index.skipped_rows
     }
 
+    /// How rows of conversations became documents, if they are that.
+    pub fn chat(&self) -> Option<&ChatRecord> {
+        self.index.chat.as_ref()
+    }
+
     /// The token that ends each document.
     pub fn end_of_document(&self) -> u32 {
         self.index.end_of_document
@@ -295,7 +304,7 @@ impl TokenStream for Dataset {
     }
 
     fn text_bytes(&self) -> Option<u64> {
-        Some(self.index.text_bytes)
+        (!self.has_untrained()).then_some(self.index.text_bytes)
     }
 
     fn vocab_size(&self) -> usize {

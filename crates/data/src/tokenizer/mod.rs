@@ -12,6 +12,7 @@ mod added_in_text;
 mod begin_of_document;
 mod byte_bpe;
 mod byte_budget;
+mod chat;
 mod cut_rule;
 mod cuts;
 mod encoder;
@@ -41,6 +42,7 @@ use sha2::{Digest, Sha256};
 use tokenizers::{NormalizedString, Normalizer};
 
 pub use begin_of_document::BeginOfDocument;
+pub(crate) use chat::MAX_CONVERSATION_BYTES;
 pub use cut_rule::CutRule;
 pub use stream_decoder::StreamDecoder;
 

@@ -17,6 +17,7 @@ pub fn go_on(_: &Progress) -> ControlFlow<()> {
 pub fn small_shards(shard_tokens: u64) -> PrepareOptions {
     PrepareOptions {
         shard_tokens,
+        chat: None,
         input: InputOptions { separator: Some("#".to_owned()), ..InputOptions::default() },
     }
 }

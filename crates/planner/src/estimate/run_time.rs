@@ -111,7 +111,7 @@ impl RunTime {
 /// Seconds of an evaluation.
 fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, PlanError> {
     let (spec, config) = (&planned.spec, &planned.resolved.config);
-    let mask = config.data.document_mask;
+    let mask = config.data.document_mask();
     let loss = Loss { z_loss: 0.0, sources: 0, balancing: None, ..spec.loss };
     let layout = Layout::from_spec(spec).map_err(LearnError::from)?;
     let program = programs::evaluation(&spec.model, &spec.numerics(), &layout, spec.batch, mask, loss);

@@ -12,6 +12,7 @@ use crate::corpus::{Corpus, Notice, validation_of_run};
 use crate::error::RunError;
 use crate::evaluate::{Evaluator, Tally};
 use crate::open_model::{OpenedModel, RunOrigin};
+use crate::paths;
 use crate::process_group::ProcessGroup;
 use crate::texts;
 use std::ops::ControlFlow;
@@ -19,7 +20,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
 use xtrain_data::{
-    DataError, Dataset, Packing, PrepareOptions, TokenStream, Tokenizer, Validation, prepare_cached,
+    ChatOptions, DataError, Dataset, InputOptions, Packing, PrepareOptions, TokenStream, Tokenizer,
+    Validation, holds_conversations, prepare_cached,
 };
 use xtrain_model::decoder::Batch;
 
@@ -32,7 +34,7 @@ const SEQ_LEN: usize = 1024;
 /// Tokens that models are evaluated on.
 pub struct HeldOut {
     validation: Validation,
-    text_bytes: u64,
+    text_bytes: Option<u64>,
     seq_len: usize,
     document_mask: bool,
     /// Removed when the tokens in it are no longer read.
@@ -74,13 +76,14 @@ impl HeldOut {
         };
         let cache = temporary.as_ref().map(TempDir::path);
         let cache = options.cache.as_deref().or(cache).unwrap_or(Path::new(""));
-        let (mut streams, mut text_bytes) = (Vec::new(), 0);
+        let (mut streams, mut text_bytes, mut has_chat) = (Vec::new(), Some(0), false);
         for path in data {
             let dataset = match dataset(path, &opened.tokenizer, options, cache, on_progress) {
                 Err(RunError::Data(DataError::Interrupted)) => return Ok(None),
                 dataset => dataset?,
             };
-            text_bytes += dataset.text_bytes().unwrap_or_default();
+            text_bytes = text_bytes.zip(dataset.text_bytes()).map(|(sum, bytes)| sum + bytes);
+            has_chat |= dataset.chat().is_some();
             streams.push(Arc::new(dataset) as Arc<dyn TokenStream>);
         }
         if let Some(wide) = streams.iter().find(|s| s.vocab_size() > model.vocab_size) {
@@ -94,7 +97,7 @@ impl HeldOut {
         // Sequences longer than the data would only waste memory.
         let longest = streams.iter().map(|s| s.token_count().saturating_sub(1)).max().unwrap_or(0);
         let seq_len = usize::try_from(longest).map_or(asked, |longest| asked.min(longest.max(1)));
-        let document_mask = options.document_mask.unwrap_or(opened.document_mask);
+        let document_mask = options.document_mask.unwrap_or(opened.document_mask || has_chat);
         let streams = streams.into_iter().map(Packing::with_stream).collect();
         let validation = Validation::new(streams, seq_len, document_mask.into())?;
         Ok(Some(HeldOut { validation, text_bytes, seq_len, document_mask, _temporary: temporary }))
@@ -133,8 +136,8 @@ impl HeldOut {
         };
         let seq_len = config.data.seq_len;
         let validation = validation.at_most(config.eval.sequences(seq_len));
-        let text_bytes = validation.text_bytes()?.unwrap_or_default().round() as u64;
-        let document_mask = config.data.document_mask;
+        let text_bytes = validation.text_bytes()?.map(|bytes| bytes.round() as u64);
+        let document_mask = config.data.document_mask();
         Ok(Some(HeldOut { validation, text_bytes, seq_len, document_mask, _temporary: None }))
     }
 
@@ -229,7 +232,10 @@ fn dataset(
     }
     let listing = texts::list(&[path], options.take)?;
     texts::log(&listing);
-    let options = PrepareOptions { input: options.input.clone(), ..PrepareOptions::default() };
+    let names_field = options.input.field != InputOptions::default().field;
+    let is_chat = !names_field && holds_conversations(&listing.files)?;
+    let chat = is_chat.then(|| ChatOptions { today: paths::today(), ..ChatOptions::default() });
+    let options = PrepareOptions { input: options.input.clone(), chat, ..PrepareOptions::default() };
     let made = prepare_cached(&listing.files, tokenizer, &options, cache, &mut |progress| {
         on_progress(EvalProgress::Tokenizing(path, progress))
     })?;

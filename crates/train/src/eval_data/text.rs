@@ -44,8 +44,8 @@ pub struct TextLoss {
     pub loss: f64,
     /// Number of targets: all tokens but the first of each part of the data.
     pub tokens: usize,
-    /// Bytes of the text that the tokens encode.
-    pub text_bytes: u64,
+    /// Bytes of the text that the tokens encode; `None` for conversations, of which parts are evaluated.
+    pub text_bytes: Option<u64>,
     /// Tokens of context, at most as many as the data has.
     pub seq_len: usize,
     /// True if attention stayed within documents.
@@ -54,8 +54,9 @@ pub struct TextLoss {
 
 impl TextLoss {
     /// Cross-entropy in bits per byte of text, which is comparable between tokenizers.
-    pub fn bits_per_byte(&self) -> f64 {
-        self.loss * self.tokens as f64 / std::f64::consts::LN_2 / self.text_bytes.max(1) as f64
+    pub fn bits_per_byte(&self) -> Option<f64> {
+        let bits = self.loss * self.tokens as f64 / std::f64::consts::LN_2;
+        self.text_bytes.map(|bytes| bits / bytes.max(1) as f64)
     }
 
     /// Difference to the loss of `reference`, relative to it.

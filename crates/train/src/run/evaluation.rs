@@ -95,6 +95,7 @@ impl Run {
         let bits = loss * tally.targets as f64 / std::f64::consts::LN_2;
         let bits_per_byte = validation.text_bytes()?.map(|bytes| bits / bytes);
         self.record(EvalMetrics { step: self.position.step, loss, bits_per_byte }, observer)?;
+        self.position.evaluated_initial |= self.position.step == 0;
         self.record_sources(&tally, &validation, observer)?;
         if let Some(text) = self.position.divergence.evaluated(loss, self.position.step) {
             self.warn_of_divergence(self.position.step, text, observer)?;
@@ -115,7 +116,8 @@ impl Run {
     ) -> Result<Option<Outcome>, RunError> {
         let eval = &self.config.eval;
         let is_wanted = eval.at_end || eval.every.is_none_or(|every| every > 0);
-        if self.position.step > 0 || self.config.model.init_from.is_none() || !is_wanted {
+        let is_done = self.position.step > 0 || self.position.evaluated_initial;
+        if is_done || self.config.model.init_from.is_none() || !is_wanted {
             return Ok(None);
         }
         self.position.evaluation = Some(Tally::default());

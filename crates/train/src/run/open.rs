@@ -1,7 +1,7 @@
 //! Opens a run at its beginning or at its latest checkpoint.
 //!
-//! [`open`] is one list of stages. All ranks run the stages of [`Stages::all`], some of which exchange
-//! messages between all ranks; rank 0 alone runs those of [`Stages::first`]. The arguments of a stage are all
+//! [`open`] is one list of stages. All ranks run the stages of [`Stages::on_all_ranks`], some of which exchange
+//! messages between all ranks; rank 0 alone runs those of [`Stages::on_rank_0`]. The arguments of a stage are all
 //! that it needs. Until the stage "checkpoints" nothing is written into the run folder of a run that begins,
 //! so that a refusal leaves none.
 
@@ -32,8 +32,8 @@ pub(super) enum Opened {
     Finished { done: u64, steps: u64 },
 }
 
-/// Opens the run of `parsed`. A refusal writes nothing, and a finished run is not changed. `time_is_up` is
-/// called while text is tokenized.
+/// Opens the run of `parsed`. A refusal before the stage "checkpoints" writes nothing; a finished run loses
+/// at most leftovers of a killed process. `time_is_up` is called while text is tokenized.
 pub(super) fn open(
     parsed: &Parsed,
     start: Start,
@@ -42,54 +42,57 @@ pub(super) fn open(
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Opened, RunError> {
     let stages = Stages(process_group);
-    stages.all("run files", || process_group.compare_files(&parsed.config))?;
-    let setup = stages.all("folder", || Setup::find(parsed, start, process_group))?;
-    stages.first("free folder", || setup.check_free())?;
-    stages.first("export", || setup.check_export())?;
-    let hf = stages.all("initial model", || setup.initial_model())?;
-    let processor = stages.all("processor", || setup.processor())?;
-    let early = stages.first("plan before text", || setup.check_before_text(&processor))?.flatten();
-    let corpus = stages.all("data", || setup.data(observer, time_is_up))?;
-    let prompts = stages.all("prompts", || prompts(&parsed.config, &corpus.tokenizer))?;
-    let (planned, steps) = stages.all("plan", || setup.plan(&corpus, hf.as_ref(), &processor))?;
+    stages.on_all_ranks("run files", || process_group.compare_files(&parsed.config))?;
+    let setup = stages.on_all_ranks("folder", || Setup::find(parsed, start, process_group))?;
+    stages.on_rank_0("free folder", || setup.check_free())?;
+    stages.on_rank_0("export", || setup.check_export())?;
+    let hf = stages.on_all_ranks("initial model", || setup.initial_model())?;
+    let processor = stages.on_all_ranks("processor", || setup.processor())?;
+    let early = stages.on_rank_0("plan before text", || setup.check_before_text(&processor))?.flatten();
+    let corpus = stages.on_all_ranks("data", || setup.data(observer, time_is_up))?;
+    let prompts = stages.on_all_ranks("prompts", || prompts(&parsed.config, &corpus.tokenizer))?;
+    let (planned, steps) = stages.on_all_ranks("plan", || setup.plan(&corpus, hf.as_ref(), &processor))?;
     let command = setup.command();
     let config = &planned.resolved.config;
-    if let Some(done) = stages.all("end", || setup.finished(config, steps, &corpus.tokenizer))? {
+    if let Some(done) =
+        stages.on_all_ranks("already finished", || setup.finished(config, steps, &corpus.tokenizer))?
+    {
         return Ok(Opened::Finished { done, steps });
     }
-    stages.all("recipe", || Ok(processor.check(planned.spec.recipe)?))?;
+    stages.on_all_ranks("recipe", || Ok(processor.check(planned.spec.recipe)?))?;
     let measure = || setup.measured_device(config, &processor);
-    let device = stages.first("device", || Ok(early.unwrap_or_else(measure)))?;
+    let device = stages.on_rank_0("device", || Ok(early.unwrap_or_else(measure)))?;
     let Settings { planned, report_lines } =
-        stages.all("settings", || setup.settings(planned, device.as_ref(), &processor))?;
+        stages.on_all_ranks("settings", || setup.settings(planned, device.as_ref(), &processor))?;
     let (config, chosen, spec) = (planned.resolved.config, planned.chosen, planned.spec);
-    stages.all("facts", || {
+    stages.on_all_ranks("facts", || {
         process_group.compare(&Facts::collect(&config, &spec, &corpus, &processor)?, &processor)
     })?;
-    let loaded = stages.all("programs", || setup.load(spec, &config, processor, &corpus))?;
+    let loaded = stages.on_all_ranks("programs", || setup.load(spec, &config, processor, &corpus))?;
     let Loaded { mut learner, evaluator, state_copy, hardware, recorded } = loaded;
     let is_resumed = setup.resumed().is_some();
     if !is_resumed {
-        stages.all("initial weights", || setup.initial_weights(&mut learner, &config))?;
+        stages.on_all_ranks("initial weights", || setup.initial_weights(&mut learner, &config))?;
     }
-    let mut checkpoints =
-        stages.all("checkpoints", || CheckpointWriter::open(&setup.folder, is_resumed, process_group))?;
+    let mut checkpoints = stages
+        .on_all_ranks("checkpoints", || CheckpointWriter::open(&setup.folder, is_resumed, process_group))?;
     // Checked again, now that no other process can write here.
-    stages.first("locked folder", || setup.check_free())?;
+    stages.on_rank_0("locked folder", || setup.check_free())?;
     report_lines.iter().for_each(|line| tracing::info!("{line}"));
-    let mut position =
-        stages.all("position", || setup.restore(&mut learner, &mut checkpoints, &corpus, &config))?;
+    let mut position = stages
+        .on_all_ranks("position", || setup.restore(&mut learner, &mut checkpoints, &corpus, &config))?;
     // The run file may request fewer steps than the run has made.
     let steps = steps.max(position.step);
-    stages.first("beginning", || setup.write_beginning(&config, steps, &corpus))?;
-    let records = stages.all("records", || setup.sink_start(&position, &config, steps))?;
+    stages.on_rank_0("first files", || setup.write_beginning(&config, steps, &corpus))?;
+    let records = stages.on_all_ranks("records", || setup.sink_start(&position, &config, steps))?;
     let config_text = commented(&config, &chosen);
-    let (sink, live) = stages.all("outputs", || {
+    let (sink, live) = stages.on_all_ranks("outputs", || {
         setup.outputs(&config, &config_text, &corpus.texts, position.step, records, &command)
     })?;
     position.divergence.begin(learner.spec().model.vocab_size);
     let (model, balance_loss) = (&learner.spec().model, config.experts.balance_loss);
-    let identity = stages.all("identity", || Identity::new(hf, model, &corpus.tokenizer, balance_loss))?;
+    let identity =
+        stages.on_all_ranks("identity", || Identity::new(hf, model, &corpus.tokenizer, balance_loss))?;
     if process_group.is_first() {
         if !(is_resumed && position.step == steps) {
             choices::record(&setup.folder, recorded, learner.weights().engine());
@@ -128,12 +131,16 @@ struct Stages<'a>(&'a ProcessGroup);
 
 impl Stages<'_> {
     /// A stage of all ranks.
-    fn all<T>(&self, name: &str, run: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
+    fn on_all_ranks<T>(&self, name: &str, run: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
         run().inspect_err(|error| tracing::debug!("opening the run failed at the stage {name:?}: {error}"))
     }
 
     /// A stage of rank 0. The other ranks go on, with `None`.
-    fn first<T>(&self, name: &str, run: impl FnOnce() -> Result<T, RunError>) -> Result<Option<T>, RunError> {
-        self.0.is_first().then(|| self.all(name, run)).transpose()
+    fn on_rank_0<T>(
+        &self,
+        name: &str,
+        run: impl FnOnce() -> Result<T, RunError>,
+    ) -> Result<Option<T>, RunError> {
+        self.0.is_first().then(|| self.on_all_ranks(name, run)).transpose()
     }
 }

@@ -70,8 +70,8 @@ impl Setup<'_> {
         let recipes = before.precision.recipe.zip(config.precision.recipe).map(|(before, now)| [before, now]);
         Ok(SinkStart::Resumed(DroppedRecords {
             after: position.step,
-            // Before the first checkpoint, the initial weights are evaluated again.
-            evaluation: position.evaluation.is_some() || position.step == 0,
+            // Unless their evaluation was saved, the initial weights are evaluated again.
+            evaluation: position.evaluation.is_some() || position.step == 0 && !position.evaluated_initial,
             samples: position.step == steps && self.folder.unwritten(position.step, config)?.samples,
             switched: recipes.filter(|[before, now]| position.step > 0 && before != now),
         }))

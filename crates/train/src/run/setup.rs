@@ -28,7 +28,8 @@ use xtrain_step::learner::Learner;
 use xtrain_step::training_spec::TrainingSpec;
 
 /// Advice for a run that does not fit into memory.
-const LESS: &str = "take a smaller train.micro_batch_size, a shorter data.seq_len or a smaller model";
+const MEMORY_ADVICE: &str =
+    "take a smaller train.micro_batch_size, a shorter data.seq_len or a smaller model";
 
 /// A run that is being opened: its file, its folder, and the configuration before, if it is resumed.
 pub(super) struct Setup<'a> {
@@ -152,6 +153,7 @@ impl<'a> Setup<'a> {
                 None => Some(processor.target().recipe()),
             },
             world_size: Some(process_group.rank().world_size),
+            chat_date: self.sources.chat_date()?,
         };
         let mut planned = planned_for(parsed.resolve(&facts)?, process_group.rank())?;
         let config = &mut planned.resolved.config;
@@ -209,16 +211,17 @@ impl<'a> Setup<'a> {
             let engine = processor
                 .engine_of_rank(checks, process_group.communicator(), path)
                 .map_err(LearnError::from)?;
-            let mut learner = Learner::new(engine, spec, config.train.seed).map_err(|e| e.advising(LESS))?;
+            let mut learner =
+                Learner::new(engine, spec, config.train.seed).map_err(|e| e.advising(MEMORY_ADVICE))?;
             let state_copy =
                 if learner.spec().reference { Some(StateCopy::new(&mut learner)?) } else { None };
             let evaluator = match &corpus.validation {
                 Some(validation) => {
                     let (batch, mask, chunk) =
-                        (learner.spec().batch, config.data.document_mask, config.train.loss_chunk());
+                        (learner.spec().batch, config.data.document_mask(), config.train.loss_chunk());
                     let sources = validation.source_names().len();
                     let evaluator = Evaluator::new(learner.weights(), batch, mask, chunk, sources);
-                    Some(evaluator.map_err(|e| e.advising(LESS))?)
+                    Some(evaluator.map_err(|e| e.advising(MEMORY_ADVICE))?)
                 }
                 None => None,
             };

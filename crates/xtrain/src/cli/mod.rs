@@ -35,7 +35,7 @@ pub(crate) use inspect::InspectArgs;
 pub(crate) use options::{ModelArgs, Processes};
 pub(crate) use plan::PlanArgs;
 pub(crate) use report::ReportArgs;
-pub(crate) use tokenize::TokenizeArgs;
+pub(crate) use tokenize::{ChatArgs, TokenizeArgs};
 pub(crate) use train::TrainArgs;
 
 use crate::failure::Failure;

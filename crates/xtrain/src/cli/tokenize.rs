@@ -4,6 +4,7 @@ use super::options::Threads;
 use super::values::{split, tokens};
 use clap::Args;
 use std::path::PathBuf;
+use xtrain_chat::Date;
 use xtrain_config::Count;
 use xtrain_data::{BeginOfDocument, PrepareOptions, Take};
 
@@ -11,24 +12,27 @@ use xtrain_data::{BeginOfDocument, PrepareOptions, Take};
 #[command(after_help = "Examples:
   xtrain tokenize books/*.txt --tokenizer models/Qwen3-0.6B --out shards/books
   xtrain tokenize crawl.jsonl.zst --text-field content --bpe-vocab-size 32Ki --out shards/crawl
+  xtrain tokenize chats.jsonl --tokenizer models/Qwen3-0.6B --show 3
   xtrain tokenize --verify shards/crawl
 Give one of --tokenizer, --bpe-vocab-size, --bytes and --chars, except to verify existing shards.
 After a stop, run the same command again to continue. A run file names the folder:
 [data] train = \"shards/books\".")]
 pub(crate) struct TokenizeArgs {
-    /// Text files (.txt, .jsonl, .parquet; also .gz and .zst), folders of them, or patterns in quotes: *, ?,
+    /// Text files (.txt, .jsonl, .json, .parquet; also .gz and .zst), folders of them, or patterns in quotes: *, ?,
     /// [ab] and {a,b} match within a name, ** matches any number of folders. With --verify and no --out:
     /// folders of token shards to verify
     #[arg(required = true)]
     pub(crate) inputs: Vec<PathBuf>,
     /// Folder for the shards
-    #[arg(long, short, value_name = "FOLDER", required_unless_present = "verify")]
+    #[arg(long, short, value_name = "FOLDER", required_unless_present_any = ["verify", "show"])]
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) tokenizer: TokenizerArgs,
-    /// The field of .jsonl lines and the column of .parquet files that holds the text
-    #[arg(long, default_value = "text")]
-    pub(crate) text_field: String,
+    /// The field of .jsonl lines and the column of .parquet files that holds the text [default: text]
+    #[arg(long)]
+    pub(crate) text_field: Option<String>,
+    #[command(flatten)]
+    pub(crate) chat: ChatArgs,
     /// Read this split, by the names of files and folders; by default the training split of folders and
     /// patterns with several
     #[arg(long, value_parser = split())]
@@ -56,6 +60,31 @@ pub(crate) struct TokenizeArgs {
     pub(crate) verify: bool,
     #[command(flatten)]
     pub(crate) cpu: Threads,
+}
+
+/// The options of conversations.
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    /// Read rows as conversations. By default they are if the first ones have the keys of conversations and
+    /// no --text-field is given
+    #[arg(long, conflicts_with = "text_field")]
+    pub(crate) chat: bool,
+    /// Render conversations with this template, a file or "chatml"; by default with that of the tokenizer's
+    /// folder
+    #[arg(long, value_name = "PATH")]
+    pub(crate) chat_template: Option<PathBuf>,
+    /// Variables of the chat template, as JSON: '{"enable_thinking": false}'
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    pub(crate) chat_template_kwargs: String,
+    /// Train on this part of a conversation
+    #[arg(long, value_name = "PART", default_value = "assistant", value_parser = ["assistant", "last", "all"])]
+    pub(crate) train_on: String,
+    /// The date that the chat template prints; by default today
+    #[arg(long, value_name = "YYYY-MM-DD")]
+    pub(crate) today: Option<Date>,
+    /// Show the samples of the first rows, what is trained in [[ ]] or in colour, and write nothing
+    #[arg(long, value_name = "ROWS")]
+    pub(crate) show: Option<usize>,
 }
 
 #[derive(Debug, Args)]

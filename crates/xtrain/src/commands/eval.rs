@@ -45,6 +45,7 @@ fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Evaluated>>, Fa
         document_mask: args.document_mask,
         take: args.split.unwrap_or(TextOptions::default().take),
         input: InputOptions {
+            whole_rows: false,
             field: args.text_field.clone(),
             separator: args.separator.clone(),
             skip_bad_rows: args.skip_bad_rows,
@@ -96,9 +97,11 @@ fn json(found: &Evaluated, all: &[Evaluated]) -> Value {
 }
 
 fn alone(found: &TextLoss) -> String {
-    let (loss, perplexity, bits_per_byte) = (found.loss, found.loss.exp(), found.bits_per_byte());
+    let (loss, perplexity) = (found.loss, found.loss.exp());
+    let bits_per_byte =
+        found.bits_per_byte().map_or(String::new(), |bits| format!("bits per byte  {bits:.4}\n"));
     format!(
-        "loss           {loss:.4} nats per token\nperplexity     {perplexity:.3}\nbits per byte  {bits_per_byte:.4}\n{}",
+        "loss           {loss:.4} nats per token\nperplexity     {perplexity:.3}\n{bits_per_byte}{}",
         of_tokens(found)
     )
 }
@@ -119,12 +122,12 @@ fn table(all: &[Evaluated]) -> String {
             // Avoids a negative zero.
             _ => format!("{:+.3}%", (1e5 * loss.gap(&all[0].loss)).round() / 1e3 + 0.0),
         };
+        let bits_per_byte = loss.bits_per_byte().map_or("-".to_owned(), |bits| format!("{bits:.4}"));
         let row = format!(
-            "{:<13}{:>8.4}{:>12.3}{:>15.4}{gap:>10}",
+            "{:<13}{:>8.4}{:>12.3}{bits_per_byte:>15}{gap:>10}",
             precision.name(),
             loss.loss,
-            loss.loss.exp(),
-            loss.bits_per_byte()
+            loss.loss.exp()
         );
         text += &format!("{}\n", row.trim_end());
     }

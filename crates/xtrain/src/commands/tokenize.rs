@@ -1,14 +1,19 @@
 //! `xtrain tokenize`.
 
-use crate::cli::TokenizeArgs;
+use crate::cli::{ChatArgs, TokenizeArgs};
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar, TextBar};
+use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+use xtrain_chat::{Date, TrainOn};
+use xtrain_data::chat::{PreviewedRow, preview};
 use xtrain_data::{
-    DataError, Dataset, InputOptions, LearnProgress, PrepareOptions, Split, Take, TextFiles, TokenStream,
-    Tokenizer, VocabularyKind, learn_for_dataset, prepare, shell_quoted,
+    ChatOptions, DataError, Dataset, InputOptions, LearnProgress, PrepareOptions, SpecialTokens, Split, Take,
+    TemplateSource, TextFiles, TokenStream, Tokenizer, VocabularyKind, holds_conversations,
+    learn_for_dataset, prepare, shell_quoted,
 };
 use xtrain_report::metrics;
 use xtrain_train::error::RunError;
@@ -18,7 +23,9 @@ use xtrain_train::texts;
 pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     terminal::use_threads(args.cpu.threads)?;
     let stop = Stop::on_signals()?;
-    let Some(out) = &args.out else { return verify_folders(&args.inputs, &stop) };
+    if args.out.is_none() && args.chat.show.is_none() {
+        return verify_folders(&args.inputs, &stop);
+    }
     let listing = texts::list(&args.inputs, args.split.unwrap_or(Take::OfFolders(Split::Train)))?;
     if let (Some(splits), None) = (&listing.several_splits, args.split) {
         return Err(Failure::user(format!(
@@ -28,11 +35,18 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     }
     texts::log(&listing);
     let options = InputOptions {
-        field: args.text_field.clone(),
+        whole_rows: false,
+        field: args.text_field.clone().unwrap_or_else(|| InputOptions::default().field),
         separator: args.separator.clone(),
         skip_bad_rows: args.skip_bad_rows,
     };
     let texts = TextFiles { inputs: listing.files, options };
+    let is_chat = args.chat.chat || args.text_field.is_none() && holds_conversations(&texts.inputs)?;
+    let chat = is_chat.then(|| chat_options(&args.chat)).transpose()?;
+    if let Some(rows) = args.chat.show {
+        return show(args, &texts, chat.unwrap_or_default(), rows);
+    }
+    let Some(out) = &args.out else { return Ok(()) };
     let mut bar = TextBar::default();
     let tokenizer = tokenizer(args, out, &texts, &mut |vocabulary, progress| {
         bar.learning(vocabulary, progress);
@@ -43,7 +57,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
         tokenizer => tokenizer?,
     };
     let tokenizer = tokenizer.with_begin_of_document(args.begin_of_document)?;
-    let options = PrepareOptions { input: texts.options, shard_tokens: args.shard_tokens.0 };
+    let options = PrepareOptions { input: texts.options, chat, shard_tokens: args.shard_tokens.0 };
     let shown = terminal::shown_path(out);
     let dataset = prepare(&texts.inputs, &tokenizer, &options, out, &mut |progress| {
         bar.tokenizing(&shown, progress);
@@ -57,21 +71,89 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
         1 => ", 1 bad row skipped".to_owned(),
         rows => format!(", {} bad rows skipped", metrics::format::grouped(rows)),
     };
-    let text = metrics::format::bytes(dataset.text_bytes().unwrap_or_default());
+    let text = dataset
+        .text_bytes()
+        .map_or(String::new(), |bytes| format!(", {} of text", metrics::format::bytes(bytes)));
     let said = match made {
         Some(p) => {
             let read = metrics::format::bytes(p.bytes_done);
-            format!(
-                "{shown}: {totals}, {text} of text{skipped}; {read} of files read at {:.1} MB/s\n",
-                p.mb_per_s()
-            )
+            format!("{shown}: {totals}{text}{skipped}; {read} of files read at {:.1} MB/s\n", p.mb_per_s())
         }
-        None => format!("{shown}: already complete: {totals}, {text} of text{skipped}\n"),
+        None => format!("{shown}: already complete: {totals}{text}{skipped}\n"),
     };
-    if terminal::print(&said)?.is_break() {
+    let rows = dataset.chat().map_or(String::new(), |record| format!("{shown}: {}\n", record.summary()));
+    if terminal::print(&(said + &rows))?.is_break() {
         return Ok(());
     }
     if args.verify { verify(&dataset, &shown, &stop).map(|_| ()) } else { Ok(()) }
+}
+
+/// The settings of conversations.
+fn chat_options(args: &ChatArgs) -> Result<ChatOptions, Failure> {
+    let template = match &args.chat_template {
+        None => TemplateSource::Tokenizer,
+        Some(path) if path == Path::new("chatml") => TemplateSource::ChatMl,
+        Some(path) => TemplateSource::File(path.clone()),
+    };
+    let kwargs = serde_json::from_str(&args.chat_template_kwargs).map_err(|error| {
+        Failure::user(format!(
+            "--chat-template-kwargs is no JSON object ({error}); write it as '{{\"enable_thinking\": false}}'"
+        ))
+    })?;
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    Ok(ChatOptions {
+        template,
+        kwargs,
+        today: args.today.unwrap_or_else(|| Date::of_unix_seconds(seconds)),
+        train_on: match args.train_on.as_str() {
+            "last" => TrainOn::Last,
+            "all" => TrainOn::All,
+            _ => TrainOn::Assistant,
+        },
+        ..ChatOptions::default()
+    })
+}
+
+/// Shows the samples of the first rows.
+fn show(args: &TokenizeArgs, texts: &TextFiles, chat: ChatOptions, rows: usize) -> Result<(), Failure> {
+    let Some(path) = &args.tokenizer.tokenizer else {
+        return Err(Failure::user("no tokenizer is named; --show needs --tokenizer PATH"));
+    };
+    let tokenizer = load_tokenizer(path, args.end_of_document.as_deref(), "--tokenizer PATH")?;
+    let tokenizer = tokenizer.with_begin_of_document(args.begin_of_document)?;
+    for row in preview(&texts.inputs, &tokenizer, &chat, rows)? {
+        let said = match &row.dropped {
+            Some(why) => format!("{}: dropped: {why}\n", row.place),
+            None => shown_row(&row, &tokenizer)?,
+        };
+        if terminal::print(&said)?.is_break() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The samples of a row: their text, with what is trained marked, and their ids.
+fn shown_row(row: &PreviewedRow, tokenizer: &Tokenizer) -> Result<String, Failure> {
+    let is_coloured = std::io::stdout().is_terminal();
+    let (open, close) = if is_coloured { ("\x1b[32m", "\x1b[0m") } else { ("[[", "]]") };
+    let method = row.method.map_or(String::new(), |method| format!(", answers found by {method}"));
+    let mut said = String::new();
+    for sample in &row.samples {
+        let trained = sample.iter().filter(|(_, trained)| *trained).count();
+        said += &format!("{}: {} tokens, {trained} of them trained{method}\n", row.place, sample.len());
+        let ids: Vec<u32> = sample.iter().map(|(id, _)| *id).collect();
+        let mut decoder = tokenizer.stream_decoder(&[], SpecialTokens::Show)?;
+        for part in sample.chunk_by(|one, other| one.1 == other.1) {
+            let mut text = String::new();
+            for (id, _) in part {
+                text += &decoder.push(*id)?;
+            }
+            said += &if part[0].1 { format!("{open}{text}{close}") } else { text };
+        }
+        said += &format!("{}\nids {ids:?}\n\n", decoder.finish()?);
+    }
+    Ok(said)
 }
 
 /// Compares the checksums of whole data sets.

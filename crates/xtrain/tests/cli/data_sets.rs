@@ -203,7 +203,7 @@ fn pairs_of_prompt_and_answer_are_refused_unless_a_field_is_named() {
     let place = hub();
     place.write(
         "pairs.jsonl",
-        b"{\"prompt\": \"the river\", \"completion\": \"ran under a stone bridge\"}\n".repeat(30).as_slice(),
+        b"{\"question\": \"the river\", \"answer\": \"ran under a stone bridge\"}\n".repeat(30).as_slice(),
     );
     place.train("model", &format!("--set data.valid={VALIDATION} --set train.steps=2"));
     for command in [
@@ -216,10 +216,10 @@ fn pairs_of_prompt_and_answer_are_refused_unless_a_field_is_named() {
         let said = place.run(command).refuses(&[
             "pairs.jsonl, line 1: ",
             "pairs of prompt and answer",
-            "not supported yet",
+            "name them prompt and completion",
         ]);
         assert_says("data, pairs of prompt and answer", &said);
-        assert!(said.contains("data.text_field = \"completion\""), "{said}");
+        assert!(said.contains("data.text_field = \"answer\""), "{said}");
     }
-    place.train("out", "--set data.train=pairs.jsonl --set data.text_field=completion --set train.steps=2");
+    place.train("out", "--set data.train=pairs.jsonl --set data.text_field=answer --set train.steps=2");
 }

@@ -185,7 +185,7 @@ fn what_it_cannot_start_from_is_refused_in_a_line() {
         ("table.csv", &["cannot be read", "pd.read_csv(\"table.csv\").to_json(\"table.jsonl\""]),
         ("train.bin", &["cannot be read", "nanoGPT", "name the text"]),
         ("tiny.txt", &["the text has 3 bytes", "at least 9 tokens"]),
-        ("pairs.jsonl", &["pairs of prompt and answer", "not supported yet", "jq -c"]),
+        ("pairs.jsonl", &["pairs of prompt and answer", "jq -c"]),
     ] {
         place.run(&format!("init {sources} --out new.toml")).refuses(words);
         assert!(!place.exists("new.toml"), "{sources}");

@@ -16,6 +16,7 @@ mod bad_model;
 mod benching;
 mod best;
 mod blaming;
+mod chats;
 mod choosing;
 mod comparing;
 mod data_sets;

@@ -236,3 +236,37 @@ fn a_resume_that_moves_the_learning_rate_says_both_rates_and_how_to_keep_it() {
     let ran = place.run("train wsd/config.toml --resume --set train.steps=40 --set log.every=2").succeeds();
     assert!(!ran.stderr.contains("learning rate"), "{}", ran.stderr);
 }
+
+#[test]
+fn a_run_on_token_shards_resumes_after_they_have_moved() {
+    let place = Place::new();
+    place.run("tokenize a.txt --bytes --out shards").succeeds();
+    place.train("out", "--set data.tokenizer= --set data.train=shards --set train.steps=2").succeeds();
+    std::fs::rename(place.path("shards"), place.path("moved")).expect("renamed");
+    let resumed = "--resume --set data.tokenizer= --set data.train=moved --set train.steps=3";
+    place.train("out", resumed).succeeds();
+    assert_eq!(place.records("out", "step").len(), 3);
+    // Shards of another tokenizer are refused.
+    place.run("tokenize a.txt --chars --out chars").succeeds();
+    let other = place.run(
+        "train run.toml --out out --resume --set data.tokenizer= --set data.train=chars --set train.steps=4",
+    );
+    other.refuses(&["chars", "tokenizer"]);
+}
+
+#[test]
+fn the_initial_weights_are_evaluated_once_however_often_a_run_is_stopped() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=2");
+    let from = "--set model.init_from=out/hf --set train.steps=3";
+    let mut ran = place.run(&format!("train continued.toml --out new {from} --max-time 1ms"));
+    for _ in 0..40 {
+        if place.records("new", "step").len() == 3 {
+            break;
+        }
+        ran = place.run(&format!("train continued.toml --out new --resume {from} --max-time 300ms"));
+    }
+    assert_eq!(place.records("new", "step").len(), 3, "{}", ran.stderr);
+    let first = place.records("new", "eval").into_iter().filter(|record| record["step"] == 0).count();
+    assert_eq!(first, 1);
+}

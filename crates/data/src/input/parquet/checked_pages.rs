@@ -11,23 +11,23 @@ use parquet::errors::{ParquetError, Result};
 /// Maximum number of values of a page in a delta encoding. Writers put some ten thousand into one.
 const MAX_VALUES: u64 = 1 << 24;
 
-/// The pages of a column without repetition, checked before they are decoded.
+/// The pages of a column, checked before they are decoded.
 pub(super) struct CheckedPages<P> {
     pages: P,
-    /// True if values may be absent, so that definition levels come before them.
-    is_optional: bool,
+    /// Lists of levels that come before the values: of repetition, and of definition.
+    levels: usize,
 }
 
 impl<P: PageReader> CheckedPages<P> {
-    pub(super) fn new(pages: P, is_optional: bool) -> CheckedPages<P> {
-        CheckedPages { pages, is_optional }
+    pub(super) fn new(pages: P, levels: usize) -> CheckedPages<P> {
+        CheckedPages { pages, levels }
     }
 }
 
 impl<P: PageReader> PageReader for CheckedPages<P> {
     fn get_next_page(&mut self) -> Result<Option<Page>> {
         let page = self.pages.get_next_page()?;
-        page.as_ref().map_or(Ok(()), |page| check(page, self.is_optional))?;
+        page.as_ref().map_or(Ok(()), |page| check(page, self.levels))?;
         Ok(page)
     }
 
@@ -61,7 +61,7 @@ impl<P: PageReader> Iterator for CheckedPages<P> {
 }
 
 /// Fails if the encoded values of a page in a delta encoding are more than the page counts, or too many.
-fn check(page: &Page, is_optional: bool) -> Result<()> {
+fn check(page: &Page, levels: usize) -> Result<()> {
     // The lengths come first: those of prefixes and of suffixes, or of whole values.
     let lists = match page.encoding() {
         Encoding::DELTA_BYTE_ARRAY => 2,
@@ -69,7 +69,7 @@ fn check(page: &Page, is_optional: bool) -> Result<()> {
         _ => return Ok(()),
     };
     let most = u64::from(page.num_values()).min(MAX_VALUES);
-    let mut rest = values(page, is_optional).unwrap_or_default();
+    let mut rest = values(page, levels).unwrap_or_default();
     for _ in 0..lists {
         match list_of_numbers(&mut rest) {
             Some(count) if count > most => {
@@ -86,21 +86,26 @@ fn check(page: &Page, is_optional: bool) -> Result<()> {
 }
 
 /// The encoded values of a page, after its levels; None if it ends before.
-fn values(page: &Page, is_optional: bool) -> Option<&[u8]> {
-    let skipped = match page {
-        Page::DataPage { buf, num_values, def_level_encoding, .. } => match def_level_encoding {
-            _ if !is_optional => 0,
-            Encoding::RLE => 4 + u32::from_le_bytes(*buf.first_chunk()?) as usize,
-            // One bit for each value.
-            _ => (*num_values as usize).div_ceil(8),
-        },
-        Page::DataPageV2 { def_levels_byte_len, rep_levels_byte_len, .. } => {
-            *def_levels_byte_len as usize + *rep_levels_byte_len as usize
-        }
-        Page::DictionaryPage { .. } => 0,
-    };
+fn values(page: &Page, levels: usize) -> Option<&[u8]> {
     let bytes: &Bytes = page.buffer();
-    bytes.get(skipped..)
+    match page {
+        Page::DataPage { num_values, def_level_encoding, rep_level_encoding, .. } => {
+            // The levels of repetition come first, if there are two lists.
+            let encodings = [rep_level_encoding, def_level_encoding];
+            encodings[2 - levels.min(2)..].iter().try_fold(&bytes[..], |rest, encoding| {
+                let skipped = match encoding {
+                    Encoding::RLE => 4 + u32::from_le_bytes(*rest.first_chunk()?) as usize,
+                    // One bit for each value.
+                    _ => (*num_values as usize).div_ceil(8),
+                };
+                rest.get(skipped..)
+            })
+        }
+        Page::DataPageV2 { def_levels_byte_len, rep_levels_byte_len, .. } => {
+            bytes.get(*def_levels_byte_len as usize + *rep_levels_byte_len as usize..)
+        }
+        Page::DictionaryPage { .. } => Some(bytes),
+    }
 }
 
 /// Takes a list of numbers in DELTA_BINARY_PACKED off `data`. Returns how many it declares; None if it ends
@@ -181,20 +186,23 @@ mod tests {
         let (lengths, both) = (Encoding::DELTA_LENGTH_BYTE_ARRAY, Encoding::DELTA_BYTE_ARRAY);
         for count in [0, 1, 2, 129, 130, 1000] {
             let two = [list(count), list(count)].concat();
-            assert!(check(&page(lengths, count as u32, &list(count)), false).is_ok(), "{count}");
-            assert!(check(&page(both, count as u32, &two), false).is_ok(), "{count}");
+            assert!(check(&page(lengths, count as u32, &list(count)), 0).is_ok(), "{count}");
+            assert!(check(&page(both, count as u32, &two), 0).is_ok(), "{count}");
             let more = [list(count), list(count + 1)].concat();
-            assert!(check(&page(lengths, count as u32, &list(count + 1)), false).is_err(), "{count}");
-            assert!(check(&page(both, count as u32, &more), false).is_err(), "{count}");
+            assert!(check(&page(lengths, count as u32, &list(count + 1)), 0).is_err(), "{count}");
+            assert!(check(&page(both, count as u32, &more), 0).is_err(), "{count}");
         }
-        assert!(check(&page(lengths, u32::MAX, &list(1 << 31)), false).is_err());
-        assert!(check(&page(both, 5, &[list(5), list(u64::MAX)].concat()), false).is_err());
+        assert!(check(&page(lengths, u32::MAX, &list(1 << 31)), 0).is_err());
+        assert!(check(&page(both, 5, &[list(5), list(u64::MAX)].concat()), 0).is_err());
         // Levels come first.
         let levels = [&[3, 0, 0, 0, 1, 2, 3][..], &list(9)].concat();
-        assert!(check(&page(lengths, 9, &levels), true).is_ok());
-        assert!(check(&page(lengths, 8, &levels), true).is_err());
+        assert!(check(&page(lengths, 9, &levels), 1).is_ok());
+        assert!(check(&page(lengths, 8, &levels), 1).is_err());
+        let two_lists = [&[2, 0, 0, 0, 7, 7][..], &levels].concat();
+        assert!(check(&page(lengths, 9, &two_lists), 2).is_ok());
+        assert!(check(&page(lengths, 8, &two_lists), 2).is_err());
         // The parquet crate reports what ends too early.
         let whole = [list(200), list(200)].concat();
-        (0..whole.len()).for_each(|end| assert!(check(&page(both, 200, &whole[..end]), false).is_ok()));
+        (0..whole.len()).for_each(|end| assert!(check(&page(both, 200, &whole[..end]), 0).is_ok()));
     }
 }

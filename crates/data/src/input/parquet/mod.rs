@@ -1,9 +1,10 @@
-//! Parquet: one column of strings, read row by row. A value is limited in size as a line of JSON is, and so
+//! Parquet: one column of strings, or whole rows, read row by row. A value is limited in size as a line of JSON is, and so
 //! is a page, which is decoded as a whole.
 
 mod checked_pages;
 mod footer;
 mod page_limit;
+mod rows;
 mod thrift;
 
 use std::fs::File;
@@ -30,6 +31,7 @@ use crate::tokenizer::CutRule;
 use checked_pages::CheckedPages;
 use footer::read_footer;
 use page_limit::LimitedPages;
+pub(super) use rows::ParquetRows;
 
 /// Reads the documents in one column of a parquet file.
 pub(super) struct ParquetColumn {
@@ -148,7 +150,7 @@ impl ParquetColumn {
                 ))),
             };
             self.rows_done += 1;
-            self.document = Some(Document::new(text?));
+            self.document = Some(Document::new(text?, self.rows_done));
             let share = self.rows_done as f64 / self.rows_total.max(1) as f64;
             self.bytes_read.store((self.file_bytes as f64 * share.min(1.0)) as u64, Ordering::Relaxed);
             return Ok(true);
@@ -215,7 +217,7 @@ impl ParquetColumn {
             SerializedPageReader::new(Arc::clone(&self.pages), column, rows, None)
         });
         let pages = opened.map_err(|error| damaged(&self.path, &location, &error))?;
-        let pages = Box::new(CheckedPages::new(pages, self.is_optional));
+        let pages = Box::new(CheckedPages::new(pages, usize::from(self.is_optional)));
         self.reader = Some(ColumnReaderImpl::new(column.column_descr_ptr(), pages));
         Ok(true)
     }

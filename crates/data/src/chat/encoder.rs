@@ -1,0 +1,210 @@
+//! Rows of JSON as documents: parsed, rendered, masked, encoded.
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use xtrain_chat::{
+    ChatError, ChatRow, Conversation, Encoded, MaskOptions, Method, RowFailure, RowFormat, TemplateSettings,
+    Templates, TrainOn, encode, parse_row, read_row, recognise, samples,
+};
+
+use super::record::{date, train_on};
+use super::{ChatOptions, TemplateSource};
+use crate::error::{DataError, Result};
+use crate::files;
+use crate::tokenizer::{MAX_CONVERSATION_BYTES, Tokenizer};
+
+/// An encoder of rows.
+#[derive(Debug)]
+pub(crate) struct ChatEncoder<'t> {
+    tokenizer: &'t Tokenizer,
+    options: ChatOptions,
+    /// The error is why there are none, for a dataset whose rows need none.
+    templates: std::result::Result<Templates, ChatError>,
+    masks: std::result::Result<MaskOptions, ChatError>,
+}
+
+/// A document of a row.
+#[derive(Debug)]
+pub(crate) struct EncodedSample {
+    pub(crate) ids: Vec<u32>,
+    /// Which tokens are trained. That of the first says whether the document belongs to the row of the one
+    /// before.
+    pub(crate) trained: Vec<bool>,
+    pub(crate) text_bytes: u64,
+}
+
+/// Documents of a row.
+#[derive(Debug)]
+pub(crate) struct EncodedRow {
+    pub(crate) format: RowFormat,
+    /// Method by which answers were found; `None` for plain texts and pairs.
+    pub(crate) method: Option<Method>,
+    pub(crate) samples: Vec<EncodedSample>,
+    /// Trained tokens that reach beyond what is trained.
+    pub(crate) crossing_tokens: u64,
+    /// Messages of users that the rendering lacks.
+    pub(crate) missing_messages: u64,
+}
+
+/// Failure of a row.
+#[derive(Debug)]
+pub(crate) enum RowError {
+    /// It is dropped and counted under the first text. The second is what happened.
+    Dropped(&'static str, String),
+    /// It cannot be read.
+    Row(ChatError),
+    /// The template or the tokenizer cannot be used.
+    Template(ChatError),
+}
+
+/// Rows with more text are dropped under this reason.
+const TOO_LONG: &str = "a text of more than 3 MiB";
+
+impl<'t> ChatEncoder<'t> {
+    /// An encoder with the template and the tokens of a tokenizer. If there is no template, or no token at
+    /// which generation stops, rows that need it fail.
+    ///
+    /// # Errors
+    /// A template that is refused.
+    pub(crate) fn new(tokenizer: &'t Tokenizer, options: &ChatOptions) -> Result<ChatEncoder<'t>> {
+        let settings = TemplateSettings {
+            special_tokens: tokenizer.template_tokens(),
+            kwargs: options.kwargs.clone(),
+            today: options.today,
+        };
+        let templates = match &options.template {
+            TemplateSource::Tokenizer => tokenizer.chat_templates(&settings),
+            TemplateSource::File(path) => Templates::of_file(path, &settings),
+            TemplateSource::ChatMl => Templates::chatml(&settings),
+        };
+        let masks = MaskOptions::new(options.train_on, &tokenizer.stop_names(), &tokenizer.special_names());
+        Ok(ChatEncoder { tokenizer, options: options.clone(), templates, masks })
+    }
+
+    /// Settings of the encoder.
+    pub(crate) fn options(&self) -> &ChatOptions {
+        &self.options
+    }
+
+    /// Hash of the templates, in hexadecimal; `None` if there are none.
+    pub(crate) fn template_hash(&self) -> Option<String> {
+        let templates = self.templates.as_ref().ok()?;
+        let mut hash = Sha256::new();
+        for template in templates.each() {
+            hash.update(template.source().len().to_le_bytes());
+            hash.update(template.source());
+        }
+        Some(files::hex(&hash.finalize()))
+    }
+
+    /// All that decides how a row is encoded, but the tokenizer.
+    pub(crate) fn identity(&self) -> Value {
+        let reads_date =
+            self.templates.iter().flat_map(Templates::each).any(|template| template.reads_date());
+        json!({
+            "template": self.template_hash(),
+            "special_tokens": self.tokenizer.template_tokens(),
+            "stop_tokens": self.tokenizer.stop_tokens(),
+            "kwargs": self.options.kwargs,
+            "today": reads_date.then(|| date(self.options.today)),
+            "train_on": train_on(self.options.train_on),
+        })
+    }
+
+    /// Encodes a row.
+    pub(crate) fn encode(&self, text: &str) -> std::result::Result<EncodedRow, RowError> {
+        let row = parse_row(text).map_err(RowError::Row)?;
+        let format = recognise(&row).map_err(RowError::Row)?;
+        match read_row(format, &row).map_err(RowError::Row)? {
+            ChatRow::Chat(conversation) => self.conversation(format, &conversation),
+            ChatRow::Pair { prompt, completion } => self.parts(format, &prompt, &completion),
+            ChatRow::Text(text) => self.parts(format, "", &text),
+        }
+    }
+
+    fn conversation(
+        &self,
+        format: RowFormat,
+        conversation: &Conversation,
+    ) -> std::result::Result<EncodedRow, RowError> {
+        let templates = self.templates.as_ref().map_err(|error| RowError::Template(error.clone()))?;
+        let masks = self.masks.as_ref().map_err(|error| RowError::Template(error.clone()))?;
+        let mask = samples(conversation, templates, masks).map_err(|failure| match failure {
+            RowFailure::Drop(reason) => RowError::Dropped(reason.name(), reason.to_string()),
+            RowFailure::Error(error) => RowError::Template(error),
+        })?;
+        let mut row = EncodedRow {
+            format,
+            method: Some(mask.method),
+            samples: Vec::with_capacity(mask.samples.len()),
+            crossing_tokens: 0,
+            missing_messages: mask.missing_messages as u64,
+        };
+        for sample in &mask.samples {
+            if sample.text.len() > MAX_CONVERSATION_BYTES {
+                return Err(RowError::Dropped(TOO_LONG, TOO_LONG.to_owned()));
+            }
+            let Encoded { ids, mut trained, crossing } =
+                encode(self.tokenizer, sample).map_err(RowError::Template)?;
+            if !trained.iter().skip(1).any(|&bit| bit) {
+                continue;
+            }
+            if let Some(first) = trained.first_mut() {
+                *first = !row.samples.is_empty();
+            }
+            row.crossing_tokens += crossing as u64;
+            row.samples.push(EncodedSample { ids, trained, text_bytes: sample.text.len() as u64 });
+        }
+        self.with_samples(row)
+    }
+
+    /// A prompt and its completion, each encoded as text, then the end of the document.
+    fn parts(
+        &self,
+        format: RowFormat,
+        prompt: &str,
+        completion: &str,
+    ) -> std::result::Result<EncodedRow, RowError> {
+        if prompt.len() + completion.len() > MAX_CONVERSATION_BYTES {
+            return Err(RowError::Dropped(TOO_LONG, TOO_LONG.to_owned()));
+        }
+        let encoded = |text: &str, begins: bool| {
+            let failed = |error: DataError| ChatError::new(error.to_string(), "check the row");
+            self.tokenizer.encode_piece(text, begins).map_err(|error| RowError::Template(failed(error)))
+        };
+        let mut ids = self.tokenizer.document_begin().to_vec();
+        if !prompt.is_empty() {
+            ids.extend(encoded(prompt, true)?);
+        }
+        let is_all = format == RowFormat::Text || self.options.train_on == TrainOn::All;
+        let untrained = if is_all { 0 } else { ids.len() };
+        let before = ids.len();
+        ids.extend(encoded(completion, prompt.is_empty())?);
+        let is_empty = ids.len() == before;
+        ids.push(self.tokenizer.end_of_document());
+        let mut trained = vec![true; ids.len()];
+        trained[..untrained.max(1)].fill(false);
+        let samples = match is_empty {
+            true => Vec::new(),
+            false => {
+                let text_bytes = (prompt.len() + completion.len()) as u64;
+                vec![EncodedSample { ids, trained, text_bytes }]
+            }
+        };
+        self.with_samples(EncodedRow {
+            format,
+            method: None,
+            samples,
+            crossing_tokens: 0,
+            missing_messages: 0,
+        })
+    }
+
+    fn with_samples(&self, row: EncodedRow) -> std::result::Result<EncodedRow, RowError> {
+        if row.samples.is_empty() {
+            let reason = xtrain_chat::DropReason::NoTrainedToken;
+            return Err(RowError::Dropped(reason.name(), reason.to_string()));
+        }
+        Ok(row)
+    }
+}

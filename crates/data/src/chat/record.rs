@@ -1,0 +1,142 @@
+//! The record of how rows became documents, part of the index of a dataset.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use xtrain_chat::{Date, TrainOn};
+
+use super::{ChatEncoder, EncodedRow};
+use crate::error::{DataError, Result};
+
+/// How rows of conversations became documents.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChatRecord {
+    /// Hash of the template; `None` if there was none.
+    pub template: Option<String>,
+    /// `data.chat_template_kwargs`.
+    pub kwargs: Map<String, Value>,
+    /// The date that templates print, as `2026-11-29`.
+    pub today: String,
+    /// What is trained: `assistant`, `last` or `all`.
+    pub train_on: String,
+    /// Rows that became documents, by their format.
+    pub formats: BTreeMap<String, u64>,
+    /// Rows by the method that found their answers.
+    pub methods: BTreeMap<String, u64>,
+    /// Rows that were dropped, by reason.
+    pub dropped: BTreeMap<String, u64>,
+    /// What happened to the first of these, with its place.
+    pub first_dropped: Option<String>,
+    /// Trained tokens that reach beyond what is trained.
+    pub crossing_tokens: u64,
+    /// Messages of users that a rendering lacks.
+    pub missing_messages: u64,
+}
+
+/// The word of a run file for what is trained.
+pub(super) fn train_on(train_on: TrainOn) -> &'static str {
+    match train_on {
+        TrainOn::Assistant => "assistant",
+        TrainOn::Last => "last",
+        TrainOn::All => "all",
+    }
+}
+
+pub(super) fn date(date: Date) -> String {
+    date.to_string()
+}
+
+impl ChatRecord {
+    /// A record without rows.
+    pub(crate) fn new(encoder: &ChatEncoder<'_>) -> ChatRecord {
+        let options = encoder.options();
+        ChatRecord {
+            template: encoder.template_hash(),
+            kwargs: options.kwargs.clone(),
+            today: date(options.today),
+            train_on: train_on(options.train_on).to_owned(),
+            formats: BTreeMap::new(),
+            methods: BTreeMap::new(),
+            dropped: BTreeMap::new(),
+            first_dropped: None,
+            crossing_tokens: 0,
+            missing_messages: 0,
+        }
+    }
+
+    /// Counts a row.
+    pub(crate) fn add(&mut self, row: &EncodedRow) {
+        *self.formats.entry(row.format.to_string()).or_default() += 1;
+        if let Some(method) = row.method {
+            *self.methods.entry(method.to_string()).or_default() += 1;
+        }
+        self.crossing_tokens += row.crossing_tokens;
+        self.missing_messages += row.missing_messages;
+    }
+
+    /// Counts a row that is dropped.
+    pub(crate) fn drop(&mut self, reason: &str, place: &str, what: &str) {
+        *self.dropped.entry(reason.to_owned()).or_default() += 1;
+        self.first_dropped.get_or_insert_with(|| format!("{place}: {what}"));
+    }
+
+    /// Number of rows that were dropped.
+    pub fn dropped_rows(&self) -> u64 {
+        self.dropped.values().sum()
+    }
+
+    /// Number of rows, dropped ones too.
+    pub fn rows(&self) -> u64 {
+        self.formats.values().sum::<u64>() + self.dropped_rows()
+    }
+
+    /// Fails if more than this share of the rows was dropped.
+    ///
+    /// # Errors
+    /// Says how many, why, and what happened to the first.
+    pub(crate) fn check(&self, bad_rows: f64) -> Result<()> {
+        let (dropped, rows) = (self.dropped_rows(), self.rows());
+        if dropped == 0 || dropped as f64 <= bad_rows * rows as f64 {
+            return Ok(());
+        }
+        let first = self.first_dropped.as_deref().unwrap_or_default();
+        Err(DataError::invalid(
+            format!("{dropped} of {rows} rows are dropped ({}); the first is {first}", self.reasons()),
+            format!(
+                "repair the rows or the template, or raise data.bad_rows, the share that may be dropped ({bad_rows})"
+            ),
+        ))
+    }
+
+    /// The reasons for which rows were dropped, with their numbers.
+    pub fn reasons(&self) -> String {
+        let reasons: Vec<String> =
+            self.dropped.iter().map(|(reason, count)| format!("{count}: {reason}")).collect();
+        reasons.join("; ")
+    }
+
+    /// A line for the log: formats, methods, dropped rows.
+    pub fn summary(&self) -> String {
+        let list = |counts: &BTreeMap<String, u64>| -> String {
+            let parts: Vec<String> = match counts.len() {
+                1 => counts.keys().cloned().collect(),
+                _ => counts.iter().map(|(name, count)| format!("{name} ({count} rows)")).collect(),
+            };
+            parts.join(", ")
+        };
+        let mut said = format!("rows of {}", list(&self.formats));
+        if !self.methods.is_empty() {
+            said += &format!("; answers found by {}", list(&self.methods));
+        }
+        if self.dropped_rows() > 0 {
+            said +=
+                &format!("; {} of {} rows dropped ({})", self.dropped_rows(), self.rows(), self.reasons());
+        }
+        if self.crossing_tokens > 0 {
+            said += &format!("; {} trained tokens reach beyond an answer", self.crossing_tokens);
+        }
+        said
+    }
+}

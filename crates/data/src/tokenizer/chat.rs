@@ -1,0 +1,107 @@
+//! What the rendering of conversations needs of a tokenizer: its templates, the names of its special tokens,
+//! and tokens with their places in a text.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+use xtrain_chat::template::special_tokens;
+use xtrain_chat::{ChatError, Encode, EncodedToken, TemplateSettings, Templates};
+
+use super::{MAX_HF_BYTES, Tokenizer};
+use crate::catch_panic::catch_panic;
+
+/// Text put before a piece that is no beginning, so that no space is put before the piece. It is a token of
+/// its own, or the piece is refused.
+const ANCHOR: char = '\n';
+
+impl Tokenizer {
+    /// The templates among its files, if there are any; their place, for messages, is the tokenizer's folder.
+    ///
+    /// # Errors
+    /// No template; a template that is refused.
+    pub(crate) fn chat_templates(&self, settings: &TemplateSettings) -> Result<Templates, ChatError> {
+        let folder = Path::new(&self.location).parent().unwrap_or(Path::new(""));
+        let read = |name: &str| match self.side_files.get(name) {
+            Some(bytes) => match String::from_utf8(bytes.clone()) {
+                Ok(text) => Ok(Some(text)),
+                Err(_) => Err(ChatError::new(
+                    format!("{}: it is no UTF-8", folder.join(name).display()),
+                    "save it as UTF-8",
+                )),
+            },
+            // Saved tokenizers lack folders.
+            None if name.contains('/') => Templates::read_file(&folder.join(name)),
+            None => Ok(None),
+        };
+        Templates::of_files(folder, &read, settings)
+    }
+
+    /// Special tokens by the names that templates know them by, such as `bos_token`.
+    pub(crate) fn template_tokens(&self) -> BTreeMap<String, String> {
+        let config = self.side_files.get("tokenizer_config.json");
+        let config: Option<Value> = config.and_then(|bytes| serde_json::from_slice(bytes).ok());
+        special_tokens(&config.unwrap_or_default())
+    }
+
+    /// Names of the special tokens, in the order of their ids.
+    pub(crate) fn special_names(&self) -> Vec<String> {
+        let mut added: Vec<_> = self.hf.get_added_tokens_decoder().into_iter().collect();
+        added.sort_by_key(|(id, _)| *id);
+        added.into_iter().filter(|(_, token)| token.special).map(|(_, token)| token.content).collect()
+    }
+
+    /// Names of the tokens at which generation stops.
+    pub(crate) fn stop_names(&self) -> Vec<String> {
+        self.stop_tokens.iter().filter_map(|&id| self.token(id)).collect()
+    }
+
+    /// True if a space is put before a text that has none.
+    fn puts_space(&self) -> bool {
+        let ids = |text: &str| {
+            catch_panic(|| self.hf.encode_fast(text, false)).map(|found| found.get_ids().to_vec())
+        };
+        matches!((ids("a"), ids(" a")), (Ok(one), Ok(other)) if one == other)
+    }
+
+    fn encode_with_places(&self, text: &str, splits_special: bool) -> Result<Vec<EncodedToken>, ChatError> {
+        let refused = |problem: String| ChatError::new(problem, "check the text, or tokenizer.json");
+        let hf = if splits_special { self.hf_plain_text() } else { &self.hf };
+        let _share = self.budget.take(text.len());
+        self.refuse_growth(text).map_err(|error| refused(error.to_string()))?;
+        let encoding = catch_panic(|| hf.encode_char_offsets(text, false)).map_err(|error| {
+            let begins = &text[..text.floor_char_boundary(24)];
+            refused(format!(
+                "tokenizer {} cannot encode the text that begins with {begins:?}: {error}",
+                self.location
+            ))
+        })?;
+        let tokens = encoding.get_ids().iter().zip(encoding.get_offsets());
+        Ok(tokens.map(|(&id, &(start, end))| EncodedToken { id, start, end }).collect())
+    }
+}
+
+/// Maximum size of a rendered conversation.
+pub(crate) const MAX_CONVERSATION_BYTES: usize = MAX_HF_BYTES;
+
+impl Encode for Tokenizer {
+    fn encode(&self, text: &str, splits_special: bool, begins: bool) -> Result<Vec<EncodedToken>, ChatError> {
+        if begins || !self.puts_space() {
+            return self.encode_with_places(text, splits_special);
+        }
+        let tokens = self.encode_with_places(&format!("{ANCHOR}{text}"), splits_special)?;
+        // The space before the anchor may be a token of its own.
+        let is_anchors = |token: &&EncodedToken| token.end <= 1;
+        let anchors = tokens.iter().take_while(is_anchors).count();
+        let rest = tokens[anchors..].iter().map(|token| {
+            let (start, end) = (token.start.checked_sub(1)?, token.end.checked_sub(1)?);
+            Some(EncodedToken { id: token.id, start, end })
+        });
+        rest.collect::<Option<_>>().filter(|_| anchors > 0).ok_or_else(|| {
+            let begins = &text[..text.floor_char_boundary(24)];
+            let problem =
+                format!("the name of a special token in the row splits a text, and the part {begins:?} cannot be encoded alone");
+            ChatError::new(problem, "remove the name from the row")
+        })
+    }
+}

@@ -1,0 +1,97 @@
+//! Which sources hold conversations, and the settings with which their rows become documents.
+
+use std::path::Path;
+
+use xtrain_chat::{Date, TrainOn};
+use xtrain_config::{ChatPacking, Config, DataSource, RowContent};
+use xtrain_data::{ChatOptions, Packing, Split, Take, TemplateSource, TooLong, holds_conversations};
+
+use crate::error::RunError;
+use crate::paths::{NamedSource, Sources};
+
+/// The name of the built-in template.
+const CHATML: &str = "chatml";
+
+impl Sources<'_> {
+    /// True if the rows of a source are conversations. A source that cannot be read holds none; reading it
+    /// gives the error.
+    pub(crate) fn is_chat(&self, source: &NamedSource, split: Split) -> bool {
+        match self.config.data.format(&source.named) {
+            _ if source.is_shards => {
+                xtrain_data::Dataset::open(&source.path).is_ok_and(|data| data.chat().is_some())
+            }
+            RowContent::Text => false,
+            RowContent::Chat => true,
+            RowContent::Auto => {
+                let listing = xtrain_data::list(&[&source.path], Take::OfFolders(split));
+                listing.and_then(|listing| holds_conversations(&listing.files)).unwrap_or(false)
+            }
+        }
+    }
+
+    /// True if some of the training or validation data are conversations.
+    pub(crate) fn has_chat(&self) -> bool {
+        let any = |sources: &[NamedSource], split| sources.iter().any(|source| self.is_chat(source, split));
+        any(&self.train, Split::Train)
+            || self.valid.as_ref().is_some_and(|valid| any(valid, Split::Validation))
+    }
+
+    /// The date that templates print.
+    ///
+    /// # Errors
+    /// `data.today` is no date.
+    pub(crate) fn today(&self) -> Result<Date, RunError> {
+        match &self.config.data.today {
+            None => Ok(self.today),
+            Some(text) => text.parse().map_err(|_| {
+                RunError::Refused(format!("data.today = {text:?} is no date; write it as \"2026-11-29\""))
+            }),
+        }
+    }
+
+    /// That date, if some of the data are conversations.
+    ///
+    /// # Errors
+    /// `data.today` is no date.
+    pub(crate) fn chat_date(&self) -> Result<Option<String>, RunError> {
+        let today = self.today()?;
+        Ok(self.has_chat().then(|| today.to_string()))
+    }
+
+    /// The settings with which the rows of `source` become documents.
+    ///
+    /// # Errors
+    /// `data.today` is no date.
+    pub(super) fn chat_options(&self, source: &DataSource) -> Result<ChatOptions, RunError> {
+        let data = &self.config.data;
+        let template = match source.chat_template.as_ref().or(data.chat_template.as_ref()) {
+            None => TemplateSource::Tokenizer,
+            Some(name) if name == CHATML => TemplateSource::ChatMl,
+            Some(path) => TemplateSource::File(self.located(Path::new(path))),
+        };
+        Ok(ChatOptions {
+            template,
+            kwargs: data.chat_template_kwargs.clone().unwrap_or_default().into_iter().collect(),
+            today: self.today()?,
+            train_on: match data.train_on(source) {
+                xtrain_config::TrainOn::Assistant => TrainOn::Assistant,
+                xtrain_config::TrainOn::Last => TrainOn::Last,
+                xtrain_config::TrainOn::All => TrainOn::All,
+            },
+            bad_rows: data.bad_rows(),
+        })
+    }
+}
+
+/// How documents of conversations fill sequences.
+pub(crate) fn packing(config: &Config) -> Packing {
+    let too_long = match config.data.too_long.unwrap_or_default() {
+        xtrain_config::TooLong::Drop => TooLong::Drop,
+        xtrain_config::TooLong::Truncate => TooLong::Truncate,
+        xtrain_config::TooLong::Error => TooLong::Error,
+    };
+    match config.data.packing.unwrap_or_default() {
+        ChatPacking::Whole => Packing::Whole(too_long),
+        ChatPacking::None => Packing::One(too_long),
+    }
+}

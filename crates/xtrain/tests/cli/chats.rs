@@ -1,0 +1,135 @@
+//! Conversations: tokenized, shown, trained on, refused.
+
+use crate::place::Place;
+use serde_json::{Value, json};
+
+/// A tokenizer of bytes with the marks of ChatML.
+fn tokenizer(place: &Place) {
+    place.run("tokenize a.txt --bytes --out made").succeeds();
+    let mut json: Value = serde_json::from_slice(&place.read("made/tokenizer.json")).expect("JSON");
+    let added = json["added_tokens"].as_array_mut().expect("a list");
+    for (id, name) in [(257, "<|im_start|>"), (258, "<|im_end|>")] {
+        let token = json!({
+            "id": id, "content": name, "special": true, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false
+        });
+        added.push(token);
+    }
+    place.write("tok/tokenizer.json", json.to_string().as_bytes());
+    place.write("tok/tokenizer_config.json", br#"{"eos_token": "<|im_end|>"}"#);
+}
+
+fn rows(count: usize) -> String {
+    let row = |n: usize| {
+        let messages = json!([
+            {"role": "user", "content": format!("what is {n}?")},
+            {"role": "assistant", "content": format!("it is {n}")},
+            {"role": "user", "content": "and then?"},
+            {"role": "assistant", "content": format!("{}", n + 1)},
+        ]);
+        json!({ "messages": messages }).to_string() + "\n"
+    };
+    (0..count).map(row).collect()
+}
+
+/// A place with the tokenizer and conversations in three formats of file.
+fn place() -> Place {
+    let place = Place::new();
+    tokenizer(&place);
+    let lines = rows(200);
+    place.write("chats.jsonl", lines.as_bytes());
+    let all: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    place.write("chats.json", serde_json::to_string_pretty(&all).expect("JSON").as_bytes());
+    place
+}
+
+const CHAT: &str = "--set data.train=chats.jsonl --set data.tokenizer=tok --set data.chat_template=chatml --set data.seq_len=128 \
+                    --set model.vocab_size=";
+
+#[test]
+fn conversations_are_shown_with_what_is_trained() {
+    let place = place();
+    let shown =
+        place.run("tokenize chats.jsonl --tokenizer tok --chat-template chatml --show 1").succeeds().stdout;
+    assert!(shown.contains("<|im_start|>assistant\n[[it is 0<|im_end|>]]\n<|im_start|>user"), "{shown}");
+    assert!(
+        shown.contains("chats.jsonl, line 1: ") && shown.contains("spans of {% generation %}"),
+        "{shown}"
+    );
+    let last = "tokenize chats.json --tokenizer tok --chat-template chatml --train-on last --show 1";
+    let shown = place.run(last).succeeds().stdout;
+    assert!(shown.contains("it is 0<|im_end|>\n") && shown.contains("[[1<|im_end|>]]"), "{shown}");
+}
+
+#[test]
+fn rows_of_lines_and_of_an_array_become_the_same_shards() {
+    let place = place();
+    for file in ["chats.jsonl", "chats.json"] {
+        let made = format!("tokenize {file} --tokenizer tok --chat-template chatml --out {file}.shards");
+        let said = place.run(&made).succeeds().stdout;
+        assert!(said.contains("200 documents") && said.contains("rows of messages"), "{said}");
+    }
+    assert_eq!(
+        place.read("chats.jsonl.shards/shard-00000.tokens"),
+        place.read("chats.json.shards/shard-00000.tokens")
+    );
+    place.run("tokenize --verify chats.json.shards").succeeds();
+}
+
+#[test]
+fn a_run_on_conversations_trains_evaluates_and_resumes_to_the_same_bits() {
+    let place = place();
+    let ran = place.train("out", &format!("{CHAT} --set train.steps=6 --set eval.every=3")).succeeds();
+    assert!(ran.stderr.contains("answers found by spans"), "{}", ran.stderr);
+    let config = String::from_utf8(place.read("out/config.toml")).expect("text");
+    assert!(config.contains("document_mask = true\n") && config.contains("\ntoday = \"20"), "{config}");
+    place.train(
+        "part",
+        &format!("{CHAT} --set train.steps=3 --set eval.every=3 --set schedule.kind=constant"),
+    );
+    place.train(
+        "whole",
+        &format!("{CHAT} --set train.steps=6 --set eval.every=3 --set schedule.kind=constant"),
+    );
+    let resumed =
+        format!("--resume {CHAT} --set train.steps=6 --set eval.every=3 --set schedule.kind=constant");
+    place.train("part", &resumed).succeeds();
+    crate::place::assert_same_file(
+        &place.path("part/hf/model.safetensors"),
+        &place.path("whole/hf/model.safetensors"),
+    );
+    // The same rows as token shards, and beside plain text.
+    place.run("tokenize chats.jsonl --tokenizer tok --chat-template chatml --out tokens").succeeds();
+    let shards = CHAT.replace("data.train=chats.jsonl", "data.train=tokens");
+    place.train("shards", &format!("{shards} --set train.steps=6 --set eval.every=3")).succeeds();
+    crate::place::assert_same_file(
+        &place.path("shards/hf/model.safetensors"),
+        &place.path("out/hf/model.safetensors"),
+    );
+}
+
+#[test]
+fn what_cannot_be_trained_on_is_refused_by_name() {
+    let place = place();
+    let train = |more: &str| place.run(&format!("train run.toml --out no {CHAT} {more}"));
+    train("--set data.chat_template=").refuses(&["no chat template", "data.chat_template"]);
+    train("--set data.document_mask=false").refuses(&["document_mask", "conversations"]);
+    train("--set data.today=tomorrow").refuses(&["data.today", "tomorrow"]);
+    train("--set data.format=text").refuses(&["chats.jsonl", "messages"]);
+    place.write(
+        "roles.jsonl",
+        (rows(3) + "{\"messages\": [{\"role\": \"wizard\", \"content\": \"a\"}]}\n").as_bytes(),
+    );
+    train("--set data.train=roles.jsonl").refuses(&["roles.jsonl, line 4", "wizard"]);
+    place.write("broken.jsonl", (rows(3) + "{\"messages\": [\n").as_bytes());
+    train("--set data.train=broken.jsonl").refuses(&["broken.jsonl, line 4"]);
+    let silent = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n";
+    place.write("silent.jsonl", (rows(3) + silent).as_bytes());
+    train("--set data.train=silent.jsonl").refuses(&[
+        "1 of 4 rows",
+        "no trained token",
+        "silent.jsonl, line 4",
+        "data.bad_rows",
+    ]);
+    assert!(!place.exists("no"), "nothing is written");
+}

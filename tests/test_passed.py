@@ -3,6 +3,7 @@
 import contextlib
 import io
 import pathlib
+import re
 import tempfile
 import tomllib
 import unittest
@@ -148,8 +149,8 @@ class Repository(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        packages = workspace.read()
-        files = {name: passed.inputs(workspace.ROOT, packages, test) for name, test in passed.LONG_TESTS.items()}
+        cls.packages = workspace.read()
+        files = {name: passed.inputs(workspace.ROOT, cls.packages, test) for name, test in passed.LONG_TESTS.items()}
         cls.inputs = {name: {file.relative_to(workspace.ROOT).as_posix() for file in found} for name, found in files.items()}
 
     def test_kernels_and_the_engine_count_for_the_emulated_gpu(self):
@@ -179,6 +180,20 @@ class Repository(unittest.TestCase):
         for test in passed.LONG_TESTS.values():
             for step in test.steps:
                 self.assertTrue(passed.commands(workspace.ROOT, step).strip(), step)
+
+    def test_files_of_no_package_are_listed_with_the_packages_whose_unit_tests_read_them(self):
+        # Attributes, macros and paths of a test: `#[path = "../../../tests/a.rs"]`, `.join("../../docs")`, `repository().join("examples")`.
+        outside = re.compile(r'(?:path = "|include\w*!\("|[jJ]oin\("|, "/)(?:\.\./)*((?:README.md|docs|examples|benches|tests/)[\w./-]*)"')
+        found = {name: set() for name in workspace.READERS}
+        for package in self.packages.values():
+            for file in sorted((workspace.ROOT / package.folder / "src").rglob("*.rs")):
+                for path in outside.findall(file.read_text()):
+                    # A package may have a folder of the same name.
+                    if not (workspace.ROOT / package.folder / path).exists() and (workspace.ROOT / path).exists():
+                        listed = [name for name in found if f"{path}/".startswith(name) or path == name]
+                        self.assertTrue(listed, f"{file} reads {path}: list it in workspace.READERS")
+                        found[listed[0]].add(package.name)
+        self.assertEqual(found, workspace.READERS)
 
     def test_the_version_of_nvrtc_counts(self):
         self.assertIn("tests/nvrtc.sh", self.inputs["gpu"])

@@ -11,9 +11,15 @@ fn catalogue() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/messages.txt")
 }
 
+/// The messages by name. Panics if a line has another form, or the name of a line before.
 fn lines(text: &str) -> BTreeMap<String, String> {
-    let pairs = text.lines().filter_map(|line| line.split_once(": "));
-    pairs.map(|(name, message)| (name.to_owned(), message.to_owned())).collect()
+    let mut messages = BTreeMap::new();
+    for line in text.lines() {
+        let (name, message) = line.split_once(": ").unwrap_or_else(|| panic!("no `name: message`: {line:?}"));
+        let former = messages.insert(name.to_owned(), message.to_owned());
+        assert!(former.is_none(), "two messages of the catalogue are named `{name}`");
+    }
+    messages
 }
 
 /// The message without the parts that differ between runs: a temporary folder is `TMP`, and the number of
@@ -60,7 +66,9 @@ pub(crate) fn assert_message(name: &str, found: impl AsRef<str>) {
         let text: String = all.iter().map(|(name, message)| format!("{name}: {message}\n")).collect();
         return fs::write(catalogue(), text).expect("the catalogue");
     }
-    let expected = line(name).unwrap_or_default();
+    let expected = line(name).unwrap_or_else(|| {
+        panic!("{} has no `{name}`; XTRAIN_UPDATE_DOCS=1 adds it: {found}", catalogue().display())
+    });
     assert_eq!(found, expected, "`{name}` of {}; XTRAIN_UPDATE_DOCS=1 renews it", catalogue().display());
 }
 
@@ -80,4 +88,11 @@ fn every_message_of_the_catalogue_is_asserted() {
     let names = lines(&fs::read_to_string(catalogue()).expect("the catalogue"));
     let unused: Vec<_> = names.keys().filter(|name| !sources.contains(&format!("\"{name}\""))).collect();
     assert!(unused.is_empty(), "no test asserts {unused:?}");
+}
+
+#[test]
+fn lines_without_a_name_and_second_ones_of_a_name_are_refused() {
+    for text in ["a: b\nc\n", "a: b\na: c\n"] {
+        assert!(std::panic::catch_unwind(|| lines(text)).is_err(), "{text:?}");
+    }
 }

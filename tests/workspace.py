@@ -7,6 +7,15 @@ import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
+# Files and folders of no package, and the packages whose unit tests read them.
+READERS = {
+    "README.md": {"xtrain"},
+    "docs/": {"xtrain", "xtrain-config", "xtrain-planner"},
+    "examples/": {"xtrain-config", "xtrain-planner"},
+    "tests/fragments.rs": {"xtrain-report"},
+    "tests/messages.rs": {"xtrain-config", "xtrain-distributed", "xtrain-ops", "xtrain-report"},
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Package:
@@ -59,3 +68,8 @@ def above(packages, changed):
 def owner(packages, path):
     """The package that the file belongs to; None for files of no package."""
     return next((p.name for p in packages.values() if path.startswith(p.folder + "/")), None)
+
+
+def readers(path):
+    """The packages whose unit tests read a file of no package."""
+    return set().union(*(names for read, names in READERS.items() if path.startswith(read)))

@@ -1,6 +1,7 @@
 """Runs the GPU tests on an emulated GPU, each in its own process, and checks that every kernel variant is launched.
 
-A seed selects the sample: XTRAIN_TEST_SEED, or else the commit's hash. Run it through `run.sh`.
+A seed selects the sample: XTRAIN_TEST_SEED, or else the hash of the files that can change the results of the tests of kernels and engine
+(`tests/passed.py`). So a change of other files leaves the sample as it is. Run it through `run.sh`.
 """
 
 import argparse
@@ -20,6 +21,9 @@ import sys
 import tempfile
 import threading
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import passed  # noqa: E402
 
 # Packages and their test binaries.
 SUITES = [
@@ -72,9 +76,9 @@ SHARES = {
     "": 1.0,
 }
 OTHERS_SHARE = 0.02
-# With --small, a fixed share of what cover.txt lists of these suites runs, with a fixed seed. tests/passed.py says when: if no file has changed
-# that could change their results. The other suites run as ever.
-SMALL_SUITES, SMALL_SHARE, SMALL_SEED = "(cuda|ops)/", 0.15, 1
+# With --small, a share of what cover.txt lists of these suites runs. tests/passed.py says when: if no file has changed that could change their
+# results. Then the seed is that with which they have passed. The other suites run as ever.
+SMALL_SUITES, SMALL_SHARE = "(cuda|ops)/", 0.15
 # Seconds of the longest test that `run.sh races` may run, without the search for races, and tests that it always runs if they have run.
 RACES_SECONDS = 8
 RACES_ALSO = "cuda/card block_scaled_gemms_.*_272x400x656_e4m3_e4m3|ops/grouped runs_of_(fprop_in_bf16|wgrad_in_fp8)"
@@ -133,9 +137,9 @@ def binaries(only=""):
 
 
 def seed_of_sample():
-    """XTRAIN_TEST_SEED, the first if it is a list, or else the commit's hash."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True).stdout.strip()
-    return int(os.environ.get("XTRAIN_TEST_SEED", "").split(",")[0] or int(commit[:8] or "0", 16))
+    """XTRAIN_TEST_SEED, the first if it is a list, or else the hash of the files of these tests."""
+    seed = os.environ.get("XTRAIN_TEST_SEED", "").split(",")[0]
+    return int(seed) if seed else int(passed.current("gpu")[:8], 16)
 
 
 def draw(seed, *what):
@@ -147,11 +151,6 @@ def draw(seed, *what):
 def first(table, name):
     """The value of the first pattern that matches the name, or None."""
     return next((value for pattern, value in table.items() if re.match(pattern, name)), None)
-
-
-def seed_of(name, seed, small):
-    """The seed of a test: of the sample, or the fixed one."""
-    return SMALL_SEED if small and re.match(SMALL_SUITES, name) else seed
 
 
 def chance(full, arch, main, cover, small):
@@ -182,7 +181,7 @@ def choose(seed, only, arch, is_all, small=False):
             for one in first(NEEDS, full) or [MAIN, *OTHERS]:
                 is_main = one in (MAIN, arch)
                 share = 1.0 if is_all or (only and is_main) else chance(full, one, arch, cover, small)
-                drawn = draw(seed_of(full, seed, small), full, one) < share
+                drawn = draw(seed, full, one) < share
                 if arch in (None, one) and (drawn or is_main):
                     (chosen if drawn else left_out).append(Test(suite, binary, name, one))
     return chosen, left_out, skipped
@@ -280,8 +279,8 @@ def processor_seconds():
 class Results:
     """Runs tests and collects the results."""
 
-    def __init__(self, seed, out, jobs, settings, small=False):
-        self.seed, self.out, self.jobs, self.settings, self.small = seed, out, jobs, settings, small
+    def __init__(self, seed, out, jobs, settings):
+        self.seed, self.out, self.jobs, self.settings = seed, out, jobs, settings
         self.seconds, self.failures, self.passed = {}, [], 0
         self.begun, self.used = time.monotonic(), processor_seconds()
         self.past = past_seconds(out)
@@ -290,15 +289,14 @@ class Results:
         # The longest tests start first; the seed orders tests of unknown duration.
         tests = sorted(tests, key=lambda test: (-seconds(test, self.past), draw(self.seed, str(test))))
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            seed = lambda test: seed_of(str(test), self.seed, self.small)
-            futures = {pool.submit(run, test, seed(test), self.out, self.settings): test for test in tests}
+            futures = {pool.submit(run, test, self.seed, self.out, self.settings): test for test in tests}
             for done in concurrent.futures.as_completed(futures):
                 test, (has_passed, took, text) = futures[done], done.result()
                 self.passed += has_passed
                 self.seconds[str(test)] = round(took, 2)
                 if not has_passed:
                     self.failures.append(str(test))
-                    print(f"FAILED {test} with XTRAIN_TEST_SEED={seed(test)} ({took:.1f} s)\n{text}", flush=True)
+                    print(f"FAILED {test} with XTRAIN_TEST_SEED={self.seed} ({took:.1f} s)\n{text}", flush=True)
                 if len(self.seconds) % 100 == 0:
                     print(f"{len(self.seconds)} tests after {time.monotonic() - self.begun:.0f} s", flush=True)
         (self.out / "seconds.json").write_text(json.dumps(self.past | self.seconds, indent=0))
@@ -393,7 +391,7 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--all", action="store_true", help="run every test on every architecture")
     arguments.add_argument("--only", default="", help="run all tests whose suite and name contain this text")
-    arguments.add_argument("--small", action="store_true", help="run a small fixed part of the suites of kernels and of the engine")
+    arguments.add_argument("--small", action="store_true", help="run a small part of the suites of kernels and of the engine")
     arguments.add_argument("--arch", help="run on this architecture only")
     arguments.add_argument("--races", action="store_true", help="find data races; without --only in the cheapest tests that launch every variant")
     arguments.add_argument("--cover", action="store_true", help="afterwards, write the cheapest tests that launch every variant to cover.txt")
@@ -425,7 +423,7 @@ def main():
         chosen, skipped = for_races(chosen + left_out, arguments.out)
         if not chosen:
             sys.exit("`run.sh races` chooses among the tests of a run before it: `run.sh`")
-    results = Results(seed, out, arguments.jobs, settings, arguments.small)
+    results = Results(seed, out, arguments.jobs, settings)
     results.run(chosen)
     if not (arguments.only or arguments.races or arguments.small) and arguments.arch is None:
         missing = complete(results, chosen, left_out, variants())

@@ -10,7 +10,6 @@
 //! and the form of metrics and reports, which are crates of their own.
 
 pub mod corpus;
-pub mod draft;
 pub mod error;
 pub mod eval_data;
 pub mod evaluate;

@@ -96,7 +96,7 @@ fn locate(start: Option<&Path>, path: &str) -> PathBuf {
 }
 
 /// True if `folder` has token shards.
-pub(crate) fn is_dataset(folder: &Path) -> bool {
+pub fn is_dataset(folder: &Path) -> bool {
     folder.join("dataset.json").is_file()
 }
 

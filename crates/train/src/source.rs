@@ -197,7 +197,7 @@ pub(crate) fn looks_like_a_hub_id(name: &str) -> bool {
 }
 
 /// Reads config.json and generation_config.json of a Hugging Face folder.
-pub(crate) fn read_hf_config(folder: &Path) -> Result<HfConfig, RunError> {
+pub fn read_hf_config(folder: &Path) -> Result<HfConfig, RunError> {
     if !folder.exists() {
         return Err(no_such_folder(folder));
     }

@@ -40,14 +40,14 @@ fn hint(error: &DataError) -> Option<String> {
 }
 
 /// True for `owner/name` that is no file of a known kind.
-pub(crate) fn may_be_of_the_hub(name: &str) -> bool {
+pub fn may_be_of_the_hub(name: &str) -> bool {
     let extension = Path::new(name).extension().and_then(|extension| extension.to_str()).unwrap_or_default();
     let is_file = (2..=7).contains(&extension.len()) && extension.chars().all(|c| c.is_ascii_lowercase());
     looks_like_a_hub_id(name) && !is_file
 }
 
 /// The command that downloads a data set of the Hub.
-pub(crate) fn download(name: &str) -> String {
+pub fn download(name: &str) -> String {
     let name = shell_quoted(name);
     format!("download it first: hf download {name} --repo-type dataset --local-dir {name}")
 }

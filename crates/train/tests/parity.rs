@@ -127,7 +127,8 @@ impl Golden {
 }
 
 /// Both use the weights of the golden files, on which attention is sharp, so the errors exceed those of one
-/// bf16 step with ordinary weights (`tests/step.rs` of crate `step`). The test compares the errors of both over 20 batches.
+/// bf16 step with ordinary weights (`tests/step.rs` of crate `step`). The test compares the errors of both
+/// over 20 batches.
 #[test]
 fn bf16_is_as_near_to_fp32_as_pytorchs_is() {
     for name in MODELS {

@@ -3,11 +3,18 @@
 
 #[path = "house/imports.rs"]
 mod imports;
+#[path = "house/kernel_structs.rs"]
+mod kernel_structs;
+#[path = "house/manifests.rs"]
+mod manifests;
 #[path = "house/sizes.rs"]
 mod sizes;
+#[path = "house/times.rs"]
+mod times;
 #[path = "house/type_names.rs"]
 mod type_names;
 
+use manifests::dependencies;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -53,22 +60,6 @@ fn floor(name: &str) -> u32 {
     found.unwrap_or_else(|| panic!("crate `{name}` has no floor: add it here and to ARCHITECTURE.md")).1
 }
 
-/// Our crates in a section of a manifest, such as `dependencies`.
-fn dependencies(manifest: &str, section: &str) -> Vec<String> {
-    let header = format!("{section}]");
-    names(manifest.split("\n[").find(|s| s.starts_with(&header)).unwrap_or(""))
-}
-
-/// Our crates that a section of a manifest names at the start of a line.
-fn names(section: &str) -> Vec<String> {
-    section
-        .lines()
-        .filter_map(|l| l.strip_prefix("xtrain-"))
-        .filter_map(|l| l.split(['.', ' ', '=']).next())
-        .map(String::from)
-        .collect()
-}
-
 #[test]
 fn crates_depend_downward_only() {
     let (mut seen, mut seen_in_tests, mut excepted) = (0, 0, Vec::new());
@@ -84,44 +75,23 @@ fn crates_depend_downward_only() {
                 floor(dependency)
             );
         };
-        for dependency in dependencies(&manifest, "dependencies") {
-            check(&dependency, "");
-            seen += 1;
-        }
-        for dependency in dependencies(&manifest, "dev-dependencies") {
-            let edge = (name.as_str(), dependency.as_str());
+        for dependency in dependencies(&manifest) {
+            let edge = (name.as_str(), dependency.name.as_str());
             // A crate names itself to have a feature in its tests.
-            if dependency == name {
+            if dependency.is_of_tests && dependency.name == name {
                 continue;
-            } else if DEPENDENCIES_OF_TESTS.contains(&edge) {
+            } else if dependency.is_of_tests && DEPENDENCIES_OF_TESTS.contains(&edge) {
                 excepted.push(edge.0.to_owned() + " " + edge.1);
             } else {
-                check(&dependency, "'s tests");
+                check(&dependency.name, if dependency.is_of_tests { "'s tests" } else { "" });
             }
-            seen_in_tests += 1;
+            if dependency.is_of_tests { seen_in_tests += 1 } else { seen += 1 }
         }
     }
     assert!(seen > 10, "only {seen} dependencies were found: is the manifest still read right?");
     assert!(seen_in_tests > 2, "only {seen_in_tests} dependencies of tests were found");
     excepted.sort();
     assert_eq!(excepted, DEPENDENCIES_OF_TESTS.map(|(name, dependency)| format!("{name} {dependency}")));
-}
-
-/// The upper bound of a time in milliseconds, in pieces, so that this file does not contain it.
-const SHORT_TIMES: [&str; 2] =
-    [concat!("< Duration::", "from_millis("), concat!("<= Duration::", "from_millis(")];
-
-/// A loaded machine misses such a bound. Tests wait for a channel, or count.
-#[test]
-fn no_test_asserts_that_something_takes_less_than_a_second() {
-    let mut found = Vec::new();
-    for path in files_of_crates().into_iter().filter(|path| path.extension().is_some_and(|e| e == "rs")) {
-        let text = fs::read_to_string(&path).expect("a source file");
-        let lines = text.lines().enumerate();
-        let short = lines.filter(|(_, line)| SHORT_TIMES.iter().any(|time| line.contains(time)));
-        found.extend(short.map(|(n, line)| format!("{}:{}: {}", path.display(), n + 1, line.trim())));
-    }
-    assert!(found.is_empty(), "wait for a channel or count instead:\n{}", found.join("\n"));
 }
 
 #[test]
@@ -139,8 +109,8 @@ fn no_crate_depends_on_the_emulator() {
     for (name, _) in FLOORS {
         let manifest = root().join("crates").join(name).join("Cargo.toml");
         let manifest = fs::read_to_string(manifest).expect("a manifest");
-        // Any section: dependencies, dev-dependencies and build-dependencies, for any target.
-        assert!(!names(&manifest).contains(&"emulator".to_owned()), "{name}: the emulator is for tests only");
+        let names_it = dependencies(&manifest).iter().any(|dependency| dependency.name == "emulator");
+        assert!(!names_it, "{name}: the emulator is for tests only");
     }
 }
 
@@ -211,30 +181,6 @@ fn files_of_crates() -> Vec<PathBuf> {
         }
     }
     found
-}
-
-#[test]
-fn structs_of_kernels_have_one_name_in_rust_and_cuda() {
-    let read = |extensions: &[&str]| -> Vec<String> {
-        let is_one = |path: &PathBuf| path.extension().is_some_and(|e| extensions.iter().any(|x| e == *x));
-        let paths = files_of_crates().into_iter().filter(is_one);
-        let of_kernels = paths.filter(|path| !path.starts_with(root().join("crates/emulator")));
-        of_kernels.map(|path| fs::read_to_string(path).expect("a source")).collect()
-    };
-    let cuda = read(&["cu", "cuh"]).concat();
-    // The macro begins a line, but in tests; the struct is the first one after it.
-    let mut names = Vec::new();
-    for source in read(&["rs"]) {
-        let declared =
-            source.split("\nkernel_struct! {").skip(1).filter_map(|rest| rest.split_once("struct "));
-        let name =
-            |(_, rest): (&str, &str)| rest.split(|c: char| !c.is_alphanumeric()).next().map(str::to_owned);
-        names.extend(declared.filter_map(name));
-    }
-    // The sources of these are strings.
-    names.retain(|name| !["Double", "Scale", "Ranks"].contains(&name.as_str()));
-    let missing: Vec<_> = names.iter().filter(|name| !cuda.contains(&format!("struct {name} {{"))).collect();
-    assert!(names.len() > 40 && missing.is_empty(), "no .cu defines {missing:?}, of {} structs", names.len());
 }
 
 /// The entry of the list for a file: the GPU kernels of all ops are one entry.

@@ -82,6 +82,15 @@ fn anchors(page: &str) -> HashSet<String> {
         .collect()
 }
 
+/// True if the file has the lines of an anchor like `L8` or `L8-L27`. `tour.rs` checks what stands there.
+fn has_lines(file: &Path, anchor: &str) -> bool {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let (first, last) = anchor.split_once('-').unwrap_or((anchor, anchor));
+    let number = |line: &str| line.strip_prefix('L')?.parse::<usize>().ok();
+    let (Some(first), Some(last)) = (number(first), number(last)) else { return false };
+    1 <= first && first <= last && last <= text.lines().count()
+}
+
 /// The path without `.` and `..`.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
@@ -113,8 +122,7 @@ fn every_link_leads_to_a_file_and_a_heading_that_exist() {
                 let is_there = root().join(&path).exists();
                 let has_anchor = match anchors.get(&*path) {
                     Some(anchors) => anchor.is_empty() || anchors.contains(anchor),
-                    // Lines of a source: tour.rs checks them.
-                    None => anchor.is_empty() || anchor.starts_with('L'),
+                    None => anchor.is_empty() || has_lines(&root().join(&path), anchor),
                 };
                 if !is_there || !has_anchor {
                     broken.push(format!("{}:{number}: {link}", page.display()));
@@ -160,4 +168,14 @@ fn links_and_anchors_are_read_as_on_github() {
     let page = "# A b\n```sh\n# no heading\n```\n## A `b`\n## x_y — z: 1.5\n";
     assert_eq!(anchors(page), ["a-b", "a-b-1", "x_y--z-15"].map(String::from).into());
     assert_eq!(normal(Path::new("docs/decisions/../a.md")), Path::new("docs/a.md"));
+}
+
+#[test]
+fn lines_of_a_source_are_those_that_it_has() {
+    let file = root().join("rustfmt.toml");
+    let lines = fs::read_to_string(&file).expect("a file").lines().count();
+    assert!(has_lines(&file, "L1") && has_lines(&file, &format!("L1-L{lines}")));
+    for anchor in ["L0", "L2-L1", "L", "l1", "L1-2", "Lines", &format!("L1-L{}", lines + 1)] {
+        assert!(!has_lines(&file, anchor), "{anchor}");
+    }
 }

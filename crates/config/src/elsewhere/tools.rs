@@ -133,7 +133,7 @@ pub(super) const ROWS: &[AliasRow] = &[
             "recompute_modules",
             "early_stop_checkpointing",
         ],
-        "`train.recompute` and `train.recompute_blocks` say what is computed again, and are chosen automatically",
+        "`train.recompute` says what is computed again, and is chosen automatically, with the number of blocks",
     ),
     write(
         &["recompute_swiglu", "recompute_norm", "recompute_norms", "selective_checkpointing"],

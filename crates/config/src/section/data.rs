@@ -84,7 +84,8 @@ section! {
         /// more than this number is an error.
         #[schemars(extend("x-unit" = "rows"))]
         pub skip_bad_rows: u64 = 0,
-        /// Content of the rows of .jsonl, .json and .parquet files (docs/chat.md). Sources may have their own.
+        /// Content of the rows of .jsonl, .json and .parquet files (docs/chat.md). Sources may have their
+        /// own.
         #[schemars(extend("x-default" = "`\"auto\"`"))]
         pub format: Option<RowContent> = None,
         /// Chat template that renders conversations: a file, or `"chatml"`. Sources may have their own.

@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use xtrain_chat::{
-    ChatError, ChatRow, Conversation, Encoded, MaskOptions, Method, RowFailure, RowFormat, TemplateSettings,
-    Templates, TrainOn, encode, parse_row, read_row, recognise, samples,
+    ChatError, ChatRow, Conversation, DropReason, Encoded, MaskOptions, RowFailure, RowFormat,
+    TemplateSettings, Templates, TrainOn, encode, parse_row, read_row, recognise, samples,
 };
 
-use super::record::{date, train_on};
+use super::record::{RowCounts, date, train_on};
 use super::{ChatOptions, TemplateSource};
 use crate::error::{DataError, Result};
 use crate::files;
@@ -36,14 +36,8 @@ pub(crate) struct EncodedSample {
 /// Documents of a row.
 #[derive(Debug)]
 pub(crate) struct EncodedRow {
-    pub(crate) format: RowFormat,
-    /// Method by which answers were found; `None` for plain texts and pairs.
-    pub(crate) method: Option<Method>,
+    pub(crate) counts: RowCounts,
     pub(crate) samples: Vec<EncodedSample>,
-    /// Trained tokens that reach beyond what is trained.
-    pub(crate) crossing_tokens: u64,
-    /// Messages of users that the rendering lacks.
-    pub(crate) missing_messages: u64,
 }
 
 /// Failure of a row.
@@ -133,13 +127,13 @@ impl<'t> ChatEncoder<'t> {
             RowFailure::Drop(reason) => RowError::Dropped(reason.name(), reason.to_string()),
             RowFailure::Error(error) => RowError::Template(error),
         })?;
-        let mut row = EncodedRow {
+        let mut counts = RowCounts {
             format,
             method: Some(mask.method),
-            samples: Vec::with_capacity(mask.samples.len()),
             crossing_tokens: 0,
             missing_messages: mask.missing_messages as u64,
         };
+        let mut encoded: Vec<EncodedSample> = Vec::with_capacity(mask.samples.len());
         for sample in &mask.samples {
             if sample.text.len() > MAX_CONVERSATION_BYTES {
                 return Err(RowError::Dropped(TOO_LONG, TOO_LONG.to_owned()));
@@ -150,12 +144,12 @@ impl<'t> ChatEncoder<'t> {
                 continue;
             }
             if let Some(first) = trained.first_mut() {
-                *first = !row.samples.is_empty();
+                *first = !encoded.is_empty();
             }
-            row.crossing_tokens += crossing as u64;
-            row.samples.push(EncodedSample { ids, trained, text_bytes: sample.text.len() as u64 });
+            counts.crossing_tokens += crossing as u64;
+            encoded.push(EncodedSample { ids, trained, text_bytes: sample.text.len() as u64 });
         }
-        self.with_samples(row)
+        with_samples(EncodedRow { counts, samples: encoded })
     }
 
     /// A prompt and its completion, each encoded as text, then the end of the document.
@@ -191,20 +185,16 @@ impl<'t> ChatEncoder<'t> {
                 vec![EncodedSample { ids, trained, text_bytes }]
             }
         };
-        self.with_samples(EncodedRow {
-            format,
-            method: None,
-            samples,
-            crossing_tokens: 0,
-            missing_messages: 0,
-        })
+        let counts = RowCounts { format, method: None, crossing_tokens: 0, missing_messages: 0 };
+        with_samples(EncodedRow { counts, samples })
     }
+}
 
-    fn with_samples(&self, row: EncodedRow) -> std::result::Result<EncodedRow, RowError> {
-        if row.samples.is_empty() {
-            let reason = xtrain_chat::DropReason::NoTrainedToken;
-            return Err(RowError::Dropped(reason.name(), reason.to_string()));
-        }
-        Ok(row)
+/// The row, unless nothing in it is trained.
+fn with_samples(row: EncodedRow) -> std::result::Result<EncodedRow, RowError> {
+    if row.samples.is_empty() {
+        let reason = DropReason::NoTrainedToken;
+        return Err(RowError::Dropped(reason.name(), reason.to_string()));
     }
+    Ok(row)
 }

@@ -22,7 +22,7 @@ pub struct ChatOptions {
     pub kwargs: Map<String, Value>,
     /// The date that templates print.
     pub today: Date,
-    /// What is trained.
+    /// Part of a conversation that is trained.
     pub train_on: TrainOn,
     /// Share of the rows that may be dropped.
     pub bad_rows: f64,

@@ -52,7 +52,12 @@ pub fn preview(
                         ids.into_iter().zip(trained).collect()
                     };
                     let samples = row.samples.into_iter().map(|sample| tokens(sample.ids, sample.trained));
-                    PreviewedRow { place, method: row.method, samples: samples.collect(), dropped: None }
+                    PreviewedRow {
+                        place,
+                        method: row.counts.method,
+                        samples: samples.collect(),
+                        dropped: None,
+                    }
                 }
                 Err(RowError::Dropped(_, what)) => {
                     PreviewedRow { place, method: None, samples: Vec::new(), dropped: Some(what) }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use xtrain_chat::{Date, TrainOn};
+use xtrain_chat::{Date, Method, RowFormat, TrainOn};
 
-use super::{ChatEncoder, EncodedRow};
+use super::ChatOptions;
 use crate::error::{DataError, Result};
 
 /// How rows of conversations became documents.
@@ -19,7 +19,7 @@ pub struct ChatRecord {
     pub kwargs: Map<String, Value>,
     /// The date that templates print, as `2026-11-29`.
     pub today: String,
-    /// What is trained: `assistant`, `last` or `all`.
+    /// Part that is trained: `assistant`, `last` or `all`.
     pub train_on: String,
     /// Rows that became documents, by their format.
     pub formats: BTreeMap<String, u64>,
@@ -27,12 +27,24 @@ pub struct ChatRecord {
     pub methods: BTreeMap<String, u64>,
     /// Rows that were dropped, by reason.
     pub dropped: BTreeMap<String, u64>,
-    /// What happened to the first of these, with its place.
+    /// The first of these, with its place and what happened.
     pub first_dropped: Option<String>,
     /// Trained tokens that reach beyond what is trained.
     pub crossing_tokens: u64,
     /// Messages of users that a rendering lacks.
     pub missing_messages: u64,
+}
+
+/// Counts of a row.
+#[derive(Debug)]
+pub(crate) struct RowCounts {
+    pub(crate) format: RowFormat,
+    /// Method by which answers were found; `None` for plain texts and pairs.
+    pub(crate) method: Option<Method>,
+    /// Trained tokens that reach beyond an answer.
+    pub(crate) crossing_tokens: u64,
+    /// Messages of users that the rendering lacks.
+    pub(crate) missing_messages: u64,
 }
 
 /// The word of a run file for what is trained.
@@ -49,11 +61,10 @@ pub(super) fn date(date: Date) -> String {
 }
 
 impl ChatRecord {
-    /// A record without rows.
-    pub(crate) fn new(encoder: &ChatEncoder<'_>) -> ChatRecord {
-        let options = encoder.options();
+    /// A record without rows, of the template with this hash.
+    pub(crate) fn new(options: &ChatOptions, template: Option<String>) -> ChatRecord {
         ChatRecord {
-            template: encoder.template_hash(),
+            template,
             kwargs: options.kwargs.clone(),
             today: date(options.today),
             train_on: train_on(options.train_on).to_owned(),
@@ -67,7 +78,7 @@ impl ChatRecord {
     }
 
     /// Counts a row.
-    pub(crate) fn add(&mut self, row: &EncodedRow) {
+    pub(crate) fn add(&mut self, row: &RowCounts) {
         *self.formats.entry(row.format.to_string()).or_default() += 1;
         if let Some(method) = row.method {
             *self.methods.entry(method.to_string()).or_default() += 1;

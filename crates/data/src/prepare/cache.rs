@@ -35,7 +35,7 @@ pub fn prepare_cached(
     cache: &Path,
     on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Dataset> {
-    let made_from = made_from(inputs, tokenizer, options)?;
+    let made_from = inputs_hash(inputs, tokenizer, options)?;
     let folder = entry_folder(cache, &made_from);
     // A finished entry is only read, so the cache may be read-only.
     let remedy = |error| match error {
@@ -115,7 +115,7 @@ pub fn find_prepared(
     options: &PrepareOptions,
     cache: &Path,
 ) -> Result<Option<Dataset>> {
-    let made_from = made_from(inputs, tokenizer, options)?;
+    let made_from = inputs_hash(inputs, tokenizer, options)?;
     open_finished(&entry_folder(cache, &made_from), &made_from)
 }
 
@@ -132,7 +132,8 @@ pub fn find_learned(
     Ok(load_learned(&entry_folder(cache, &learned_from), &learned_from))
 }
 
-fn made_from(inputs: &[InputFile], tokenizer: &Tokenizer, options: &PrepareOptions) -> Result<String> {
+/// Hash of all that determines a dataset.
+fn inputs_hash(inputs: &[InputFile], tokenizer: &Tokenizer, options: &PrepareOptions) -> Result<String> {
     unfinished::describe_inputs(inputs, tokenizer, options, options.encoder(tokenizer)?.as_ref())
 }
 

@@ -68,7 +68,13 @@ impl<'r> DatasetWriter<'r> {
             bytes_before: unfinished.shards.is_empty().then_some(0),
             bad_rows: BadRows::new(options.input.skip_bad_rows, unfinished.position.bad_rows),
             chat: chat.map(|encoder| {
-                (encoder, unfinished.chat.clone().unwrap_or_else(|| ChatRecord::new(encoder)))
+                (
+                    encoder,
+                    unfinished
+                        .chat
+                        .clone()
+                        .unwrap_or_else(|| ChatRecord::new(encoder.options(), encoder.template_hash())),
+                )
             }),
             unfinished,
             inputs,
@@ -122,7 +128,7 @@ impl<'r> DatasetWriter<'r> {
             let Some((_, record)) = &mut self.chat else { break };
             match row {
                 Ok(row) => {
-                    record.add(&row);
+                    record.add(&row.counts);
                     self.write_row(&row)?;
                 }
                 Err(RowError::Dropped(reason, what)) => {

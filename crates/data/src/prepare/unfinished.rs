@@ -33,7 +33,7 @@ pub(super) struct Unfinished {
     pub(super) made_from: String,
     pub(super) position: InputPosition,
     pub(super) shards: Vec<ShardEntry>,
-    /// What became of the rows of conversations up to the position.
+    /// Counts of the rows of conversations up to the position.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) chat: Option<ChatRecord>,
 }

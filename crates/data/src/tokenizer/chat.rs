@@ -1,5 +1,5 @@
-//! What the rendering of conversations needs of a tokenizer: its templates, the names of its special tokens,
-//! and tokens with their places in a text.
+//! The part of a tokenizer that conversations need: its templates, the names of its special tokens, and
+//! tokens with their places in a text.
 
 use std::collections::BTreeMap;
 use std::path::Path;

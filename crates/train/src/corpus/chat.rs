@@ -49,7 +49,7 @@ impl Sources<'_> {
         }
     }
 
-    /// That date, if some of the data are conversations.
+    /// The date that templates print, if some of the data are conversations.
     ///
     /// # Errors
     /// `data.today` is no date.

@@ -1,9 +1,9 @@
 //! Opens a run at its beginning or at its latest checkpoint.
 //!
-//! [`open`] is one list of stages. All ranks run the stages of [`Stages::on_all_ranks`], some of which exchange
-//! messages between all ranks; rank 0 alone runs those of [`Stages::on_rank_0`]. The arguments of a stage are all
-//! that it needs. Until the stage "checkpoints" nothing is written into the run folder of a run that begins,
-//! so that a refusal leaves none.
+//! [`open`] is one list of stages. All ranks run the stages of [`Stages::on_all_ranks`], some of which
+//! exchange messages between all ranks; rank 0 alone runs those of [`Stages::on_rank_0`]. The arguments of a
+//! stage are all that it needs. Until the stage "checkpoints" nothing is written into the run folder of a
+//! run that begins, so that a refusal leaves none.
 
 use super::evaluation::Evaluation;
 use super::observer::{Observer, Start};

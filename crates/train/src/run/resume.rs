@@ -77,8 +77,8 @@ impl Setup<'_> {
         }))
     }
 
-    /// Refuses to resume with a tokenizer other than `began_with`, with which the run began: its weights know only
-    /// the tokens of that one. Both configurations are resolved. The same tokenizer at another path is
+    /// Refuses to resume with a tokenizer other than `began_with`, with which the run began: its weights know
+    /// only the tokens of that one. Both configurations are resolved. The same tokenizer at another path is
     /// accepted.
     fn check_tokenizer(&self, config: &Config, began_with: &Tokenizer) -> Result<(), RunError> {
         let path = self.folder.config();

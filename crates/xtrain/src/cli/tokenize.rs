@@ -18,9 +18,9 @@ Give one of --tokenizer, --bpe-vocab-size, --bytes and --chars, except to verify
 After a stop, run the same command again to continue. A run file names the folder:
 [data] train = \"shards/books\".")]
 pub(crate) struct TokenizeArgs {
-    /// Text files (.txt, .jsonl, .json, .parquet; also .gz and .zst), folders of them, or patterns in quotes: *, ?,
-    /// [ab] and {a,b} match within a name, ** matches any number of folders. With --verify and no --out:
-    /// folders of token shards to verify
+    /// Text files (.txt, .jsonl, .json, .parquet; also .gz and .zst), folders of them, or patterns in quotes:
+    /// *, ?, [ab] and {a,b} match within a name, ** matches any number of folders. With --verify and no
+    /// --out: folders of token shards to verify
     #[arg(required = true)]
     pub(crate) inputs: Vec<PathBuf>,
     /// Folder for the shards

@@ -5,8 +5,8 @@ use crate::failure::Failure;
 use crate::terminal;
 use xtrain_config::Device;
 use xtrain_data::shell_path;
+use xtrain_lab::draft::{self, Draft};
 use xtrain_step::engine::Processor;
-use xtrain_train::draft::{self, Draft};
 
 pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
     if args.out.exists() {

@@ -1,5 +1,5 @@
-//! Parquet: one column of strings, or whole rows, read row by row. A value is limited in size as a line of JSON is, and so
-//! is a page, which is decoded as a whole.
+//! Parquet: one column of strings, or whole rows, read row by row. A value is limited in size as a line of
+//! JSON is, and so is a page, which is decoded as a whole.
 
 mod checked_pages;
 mod footer;

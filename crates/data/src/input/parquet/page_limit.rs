@@ -78,9 +78,9 @@ impl ChunkReader for LimitedPages {
 
 /// Bytes of a page.
 struct PageSize {
-    /// What it takes in memory.
+    /// In memory.
     memory: u64,
-    /// What follows its header in the file.
+    /// In the file, after its header.
     in_file: u64,
 }
 

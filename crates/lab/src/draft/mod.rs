@@ -8,8 +8,6 @@ mod found;
 mod size;
 mod text;
 
-use crate::error::RunError;
-use crate::spec::plan_on;
 use found::Found;
 use size::{SIZES, Size};
 use std::fmt;
@@ -23,6 +21,8 @@ use xtrain_report::metrics::format;
 use xtrain_step::engine::Processor;
 use xtrain_step::error::LearnError;
 use xtrain_step::programs;
+use xtrain_train::error::RunError;
+use xtrain_train::spec::plan_on;
 
 /// A run file that is not written yet.
 pub struct Draft {

@@ -1,10 +1,5 @@
 //! The texts, token shards and model that a run file is written for.
 
-use crate::error::RunError;
-use crate::folder::RunFolder;
-use crate::paths::is_dataset;
-use crate::source::{self, CONFIG_FILE};
-use crate::texts;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use xtrain_data::{
@@ -12,6 +7,11 @@ use xtrain_data::{
     shell_path, text_field,
 };
 use xtrain_model::hf::HfConfig;
+use xtrain_train::error::RunError;
+use xtrain_train::folder::RunFolder;
+use xtrain_train::paths::is_dataset;
+use xtrain_train::source::{self, CONFIG_FILE};
+use xtrain_train::texts;
 
 /// A named text or folder of token shards.
 #[derive(Clone, Debug)]

@@ -30,7 +30,7 @@ steps = 1e3
         "runs/x.toml:1: `lr` stands outside any section; write it below [optimizer]\n\
          runs/x.toml:2: unknown section [modle]; did you mean [model]?\n\
          runs/x.toml:5: [data] `train` must be a list that is not empty, each entry a path, or a table of `path`, \
-         `weight`, `text_field` and `separator`, not a list of 0; for example `train = \"data/corpus.txt\"`\n\
+         `weight`, `text_field`, `separator`, `format`, `chat_template` and `train_on`, not a list of 0; for example `train = \"data/corpus.txt\"`\n\
          runs/x.toml:7: [optimizer] `betas[1]` must be a number of at least 0 and less than 1, not 1.0\n\
          runs/x.toml:8: [optimizer] `lr` must be a number greater than 0, not 0; for example `lr = 0.0003`\n\
          runs/x.toml:10: [train] `steps` must be a whole number of at least 1, not 1000.0; write 1000, without point and exponent"

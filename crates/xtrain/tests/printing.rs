@@ -75,7 +75,10 @@ fn only_the_listed_files_write_to_standard_output_and_standard_error() {
     let mut listed = WRITERS.map(|(file, _)| file);
     writing.sort_unstable();
     listed.sort_unstable();
-    assert_eq!(writing, listed, "print with terminal::print, print_generated, print_json or print_error");
+    assert_eq!(
+        writing, listed,
+        "print with terminal::print, print_generated, print_marked, print_json or print_error"
+    );
 }
 
 #[test]

@@ -4,7 +4,6 @@ use crate::cli::{ChatArgs, TokenizeArgs};
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar, TextBar};
-use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -122,26 +121,25 @@ fn show(args: &TokenizeArgs, texts: &TextFiles, chat: ChatOptions, rows: usize) 
     let tokenizer = load_tokenizer(path, args.end_of_document.as_deref(), "--tokenizer PATH")?;
     let tokenizer = tokenizer.with_begin_of_document(args.begin_of_document)?;
     for row in preview(&texts.inputs, &tokenizer, &chat, rows)? {
-        let said = match &row.dropped {
-            Some(why) => format!("{}: dropped: {why}\n", row.place),
+        let parts = match &row.dropped {
+            Some(why) => vec![(format!("{}: dropped: {why}\n", row.place), false)],
             None => shown_row(&row, &tokenizer)?,
         };
-        if terminal::print(&said)?.is_break() {
+        if terminal::print_marked(&parts)?.is_break() {
             break;
         }
     }
     Ok(())
 }
 
-/// The samples of a row: their text, with what is trained marked, and their ids.
-fn shown_row(row: &PreviewedRow, tokenizer: &Tokenizer) -> Result<String, Failure> {
-    let is_coloured = std::io::stdout().is_terminal();
-    let (open, close) = if is_coloured { ("\x1b[32m", "\x1b[0m") } else { ("[[", "]]") };
+/// The samples of a row: their text, in parts that are trained or not, and their ids.
+fn shown_row(row: &PreviewedRow, tokenizer: &Tokenizer) -> Result<Vec<(String, bool)>, Failure> {
     let method = row.method.map_or(String::new(), |method| format!(", answers found by {method}"));
-    let mut said = String::new();
+    let mut parts = Vec::new();
     for sample in &row.samples {
         let trained = sample.iter().filter(|(_, trained)| *trained).count();
-        said += &format!("{}: {} tokens, {trained} of them trained{method}\n", row.place, sample.len());
+        let heading = format!("{}: {} tokens, {trained} of them trained{method}\n", row.place, sample.len());
+        parts.push((heading, false));
         let ids: Vec<u32> = sample.iter().map(|(id, _)| *id).collect();
         let mut decoder = tokenizer.stream_decoder(&[], SpecialTokens::Show)?;
         for part in sample.chunk_by(|one, other| one.1 == other.1) {
@@ -149,11 +147,11 @@ fn shown_row(row: &PreviewedRow, tokenizer: &Tokenizer) -> Result<String, Failur
             for (id, _) in part {
                 text += &decoder.push(*id)?;
             }
-            said += &if part[0].1 { format!("{open}{text}{close}") } else { text };
+            parts.push((text, part[0].1));
         }
-        said += &format!("{}\nids {ids:?}\n\n", decoder.finish()?);
+        parts.push((format!("{}\nids {ids:?}\n\n", decoder.finish()?), false));
     }
-    Ok(said)
+    Ok(parts)
 }
 
 /// Compares the checksums of whole data sets.

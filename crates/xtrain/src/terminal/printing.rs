@@ -35,6 +35,19 @@ pub(crate) fn print(text: &str) -> Result<ControlFlow<()>, Failure> {
     write_out(&printable::text(text))
 }
 
+/// As [`print`], of parts of a text. Those with `true` are marked: green on a terminal, else in `[[ ]]`.
+pub(crate) fn print_marked(parts: &[(String, bool)]) -> Result<ControlFlow<()>, Failure> {
+    let [open, close] = match std::io::stdout().is_terminal() {
+        true => ["\x1b[32m", "\x1b[0m"],
+        false => ["[[", "]]"],
+    };
+    let marked = parts.iter().map(|(text, is_marked)| match is_marked {
+        true => format!("{open}{}{close}", printable::text(text)),
+        false => printable::text(text).into_owned(),
+    });
+    write_out(&marked.collect::<String>())
+}
+
 /// As [`print`], of text that a model generated.
 pub(crate) fn print_generated(text: &str) -> Result<ControlFlow<()>, Failure> {
     match std::io::stdout().is_terminal() {

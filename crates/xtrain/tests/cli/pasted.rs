@@ -76,7 +76,7 @@ fn messages_name(name: &str, shell: &str) {
 
     for (file, bytes, start, end) in [
         ("t.tar", &b"a"[..], "unpack it first: tar xf ", "\n"),
-        ("t.json", b"[{\"text\": \"a\"}]", "per line: jq -c '.[]' ", " > "),
+        ("t.json", b"{\n \"data\": [\n", "per line: jq -c . ", " > "),
         ("u.txt", b"\xff\xfea\0b\0c\0d\0", "iconv -f UTF-16 -t UTF-8 ", " > "),
     ] {
         place.write(&at(file), bytes);

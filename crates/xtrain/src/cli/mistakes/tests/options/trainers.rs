@@ -272,7 +272,6 @@ pub(super) const AXOLOTL: Answers = &[
     ("lr_scheduler=cosine", "schedule.kind=cosine"),
     ("cosine_min_lr_ratio=0.1", "schedule.min_lr_ratio=0.1"),
     ("train_on_inputs=false", "only answers are trained on"),
-    ("chat_template=llama3", "--set data.chat_template=llama3"),
     ("bf16=auto", "precision.recipe=bf16"),
     ("tf32=false", "computes in plain fp32, without TF32"),
     ("fp8=true", "precision.recipe=fp8-block"),

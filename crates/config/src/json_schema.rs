@@ -11,6 +11,9 @@ use super::schema::{Format, Interval, Key, KeyWord, Kind, Section, sections};
 pub(super) const COUNT: &str = "^([0-9]+(\\.0+)?|[0-9]+(\\.[0-9]+)?(K|M|G|B|T|Ki|Mi|Gi|Ti))$";
 
 /// A time such as `2h30m`.
+/// Dates, as `2026-11-29`.
+const DATE: &str = "^[0-9]{4}-[0-9]{2}-[0-9]{2}$";
+
 const TIME: &str = "^([0-9]+(d|h|m|s|ms))*[0-9]+(\\.[0-9]+)?(d|h|m|s|ms)$";
 
 /// The JSON schema of run files (draft 7, the newest that editors of TOML agree on), pretty-printed.
@@ -71,6 +74,7 @@ fn value(kind: &Kind) -> Json {
         }
         Kind::Number(interval) => number(interval),
         Kind::Text { format: Format::Time, .. } => json!({ "type": "string", "pattern": TIME }),
+        Kind::Text { format: Format::Date, .. } => json!({ "type": "string", "pattern": DATE }),
         Kind::Text { non_empty: true, .. } => json!({ "type": "string", "minLength": 1 }),
         Kind::Text { .. } => json!({ "type": "string" }),
         Kind::Choice(words) => {

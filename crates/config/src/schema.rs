@@ -81,6 +81,7 @@ pub(super) enum Format {
     Plain,
     Path,
     Time,
+    Date,
     Tokenizer,
 }
 
@@ -150,6 +151,7 @@ impl Kind {
             Kind::Number(interval) => interval.describe(),
             Kind::Text { format: Format::Path, .. } => "a path".to_owned(),
             Kind::Text { format: Format::Time, .. } => "a time such as \"2h30m\"".to_owned(),
+            Kind::Text { format: Format::Date, .. } => "a date such as \"2026-11-29\"".to_owned(),
             Kind::Text { format: Format::Tokenizer, .. } => {
                 "\"bpe\", \"bytes\", \"chars\" or a path".to_owned()
             }
@@ -279,6 +281,7 @@ fn kind(schema: &Json, path: &str) -> Kind {
             format: match schema["format"].as_str() {
                 Some("path") => Format::Path,
                 Some("time") => Format::Time,
+                Some("date") => Format::Date,
                 Some("tokenizer") => Format::Tokenizer,
                 _ => Format::Plain,
             },

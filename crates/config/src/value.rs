@@ -15,7 +15,7 @@ use super::section::TokenizerChoice;
 use super::suggest::{listing, nearest, plain};
 use super::time_limit::TimeLimit;
 use super::tree::{Node, Value};
-use xtrain_data::string_literal;
+use xtrain_data::{Date, string_literal};
 
 /// A key of a section while its value is checked.
 pub(super) struct KeyPlace<'a> {
@@ -47,6 +47,10 @@ impl KeyPlace<'_> {
             }
             (Kind::Text { format, non_empty }, Value::Text(text)) if !(*non_empty && text.is_empty()) => {
                 self.text(*format, text, node, path)
+            }
+            // A date may be written without quotes, as TOML has it.
+            (Kind::Text { format: Format::Date, .. }, Value::Datetime(date)) => {
+                self.text(Format::Date, date, node, path)
             }
             (Kind::Choice(choices), Value::Text(text)) if choices.iter().any(|word| word.name == *text) => {
                 Some(Json::from(text.as_str()))
@@ -84,6 +88,7 @@ impl KeyPlace<'_> {
                 Some(why.to_owned())
             }
             Format::Time => text.parse::<TimeLimit>().err().map(|error| error.to_string()),
+            Format::Date if text.parse::<Date>().is_err() => Some("no date of the form 2026-11-29".to_owned()),
             Format::Tokenizer if !text.contains(['/', '.']) && !TokenizerChoice::WORDS.contains(&text) => {
                 nearest(text, TokenizerChoice::WORDS).map(|word| {
                     format!(

@@ -44,4 +44,6 @@ pub use prepare::{
 pub use quoting::{shell_path, shell_quoted, string_literal};
 pub use shard::{Dataset, Shard, ShardWriter};
 pub use stream::TokenStream;
+pub use xtrain_chat::Date;
+
 pub use tokenizer::{BeginOfDocument, CutRule, SpecialTokens, StreamDecoder, Tokenizer};

@@ -1,6 +1,6 @@
 //! The data of a run: tokenizer, training samples and validation data.
 
-mod chat;
+pub(crate) mod chat;
 mod recorded;
 mod vocabulary;
 

@@ -110,7 +110,7 @@ section! {
         #[schemars(extend("x-default" = format!("{BAD_ROWS}")))]
         pub bad_rows: Option<f64> = None,
         /// The date that a chat template prints, as `"2026-11-29"`.
-        #[schemars(length(min = 1))]
+        #[schemars(extend("format" = "date"))]
         #[schemars(extend("x-default" = "the day on which the run began", "x-example" = "2026-11-29"))]
         pub today: Option<String> = None,
         /// Folder that caches the tokens of texts and the vocabularies learned from them, so that the next

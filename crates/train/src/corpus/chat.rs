@@ -95,3 +95,25 @@ pub(crate) fn packing(config: &Config) -> Packing {
         ChatPacking::None => Packing::One(too_long),
     }
 }
+
+/// The settings of conversations by their keys, as TOML has them. Those of sources are with their paths.
+pub(crate) fn settings(config: &Config) -> Vec<(&'static str, String)> {
+    let data = &config.data;
+    let text = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
+    let of_sources: Vec<_> = data
+        .train
+        .0
+        .iter()
+        .map(|source| (source.format, source.chat_template.clone(), source.train_on))
+        .collect();
+    vec![
+        ("data.format", text(&data.format.unwrap_or_default())),
+        ("data.chat_template", data.chat_template.clone().unwrap_or("the tokenizer's".to_owned())),
+        ("data.chat_template_kwargs", serde_json::to_string(&data.chat_template_kwargs).unwrap_or_default()),
+        ("data.train_on", text(&data.train_on.unwrap_or_default())),
+        ("data.too_long", text(&data.too_long.unwrap_or_default())),
+        ("data.packing", text(&data.packing.unwrap_or_default())),
+        ("data.today", data.today.clone().unwrap_or_default()),
+        ("data.train", format!("{of_sources:?}")),
+    ]
+}

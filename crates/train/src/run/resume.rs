@@ -2,7 +2,7 @@
 
 use super::setup::Setup;
 use super::snapshot::CheckpointWriter;
-use crate::corpus::Corpus;
+use crate::corpus::{Corpus, chat};
 use crate::error::RunError;
 use crate::paths::Sources;
 use crate::position::{self, Position};
@@ -28,6 +28,7 @@ impl Setup<'_> {
     ) -> Result<Option<u64>, RunError> {
         let Some(folder) = self.resumed() else { return Ok(None) };
         self.check_tokenizer(config, tokenizer)?;
+        self.check_chat(config)?;
         self.process_group.decide(|| {
             let position = position::position(folder)?;
             let Some(position) = position.filter(|at| at.step >= steps && at.evaluation.is_none()) else {
@@ -75,6 +76,27 @@ impl Setup<'_> {
             samples: position.step == steps && self.folder.unwritten(position.step, config)?.samples,
             switched: recipes.filter(|[before, now]| position.step > 0 && before != now),
         }))
+    }
+
+    /// Refuses to resume with conversations that are rendered, masked or packed in another way.
+    fn check_chat(&self, config: &Config) -> Result<(), RunError> {
+        let Some(before) = self.before.as_ref().filter(|_| config.data.today.is_some()) else { return Ok(()) };
+        let (before, now) = (chat::settings(before), chat::settings(config));
+        let changes: Vec<String> = before
+            .into_iter()
+            .zip(now)
+            .filter(|(before, now)| before != now)
+            .map(|((key, before), (_, now))| format!("{key}: {before} -> {now}"))
+            .collect();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        Err(RunError::Refused(format!(
+            "the run in {} began with other settings of conversations ({}); resume with those, or begin a new run from \
+             its weights",
+            self.folder.path().display(),
+            changes.join(", ")
+        )))
     }
 
     /// Refuses to resume with a tokenizer other than `began_with`, with which the run began: its weights know

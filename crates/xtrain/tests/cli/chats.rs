@@ -114,7 +114,7 @@ fn what_cannot_be_trained_on_is_refused_by_name() {
     let train = |more: &str| place.run(&format!("train run.toml --out no {CHAT} {more}"));
     train("--set data.chat_template=").refuses(&["no chat template", "data.chat_template"]);
     train("--set data.document_mask=false").refuses(&["document_mask", "conversations"]);
-    train("--set data.today=tomorrow").refuses(&["data.today", "tomorrow"]);
+    train("--set data.today=tomorrow").refuses(&["today", "tomorrow"]);
     train("--set data.format=text").refuses(&["chats.jsonl", "messages"]);
     place.write(
         "roles.jsonl",
@@ -132,4 +132,23 @@ fn what_cannot_be_trained_on_is_refused_by_name() {
         "data.bad_rows",
     ]);
     assert!(!place.exists("no"), "nothing is written");
+}
+
+#[test]
+fn a_run_resumes_with_the_settings_of_its_conversations() {
+    let place = place();
+    place.train("out", &format!("{CHAT} --set train.steps=2 --set data.today=2026-01-02")).succeeds();
+    let resume = |more: &str| {
+        place.run(&format!("train run.toml --out out --resume {CHAT} --set train.steps=3 {more}"))
+    };
+    for (set, changed) in [
+        ("data.train_on=last", "data.train_on: assistant -> last"),
+        ("data.packing=none", "data.packing: whole -> none"),
+        ("data.today=2026-01-03", "data.today: 2026-01-02 -> 2026-01-03"),
+        ("data.chat_template_kwargs={a=true}", "data.chat_template_kwargs: null -> {\"a\":true}"),
+    ] {
+        resume(&format!("--set data.today=2026-01-02 --set {set}")).refuses(&[changed]);
+    }
+    resume("--set data.today=2026-01-02").succeeds();
+    place.run("train run.toml --out dated --set data.today=yesterday").refuses(&["data", "today", "2026-11-29"]);
 }

@@ -10,10 +10,10 @@ use super::schema::{Format, Interval, Key, KeyWord, Kind, Section, sections};
 /// A number with a unit of counts, or without one.
 pub(super) const COUNT: &str = "^([0-9]+(\\.0+)?|[0-9]+(\\.[0-9]+)?(K|M|G|B|T|Ki|Mi|Gi|Ti))$";
 
-/// A time such as `2h30m`.
-/// Dates, as `2026-11-29`.
+/// A date such as `2026-11-29`.
 const DATE: &str = "^[0-9]{4}-[0-9]{2}-[0-9]{2}$";
 
+/// A time such as `2h30m`.
 const TIME: &str = "^([0-9]+(d|h|m|s|ms))*[0-9]+(\\.[0-9]+)?(d|h|m|s|ms)$";
 
 /// The JSON schema of run files (draft 7, the newest that editors of TOML agree on), pretty-printed.

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use minijinja::value::{Enumerator, Object, ObjectRepr};
+use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::PrefixText;
@@ -25,6 +25,10 @@ pub(in crate::template) struct Observed {
 struct Progress {
     /// All renderings of at least so many messages have seen the same.
     same_from: usize,
+    /// True for numbers of messages of which a loop that gathers has left something else.
+    differs: Vec<bool>,
+    /// First message of the loop that gathers, and what it had left before each step.
+    gathered: Option<(usize, Vec<Left>)>,
     /// First message of the loop, once it runs.
     loop_from: Option<usize>,
     /// Message whose turn it is in the loop.
@@ -35,6 +39,9 @@ struct Progress {
     tail_of: Option<usize>,
     texts: Vec<PrefixText>,
 }
+
+/// Size of the text before a step of a loop, and attributes of namespaces.
+type Left = (usize, Vec<Value>);
 
 impl Observed {
     /// A rendering of messages. `needed` has, for each number of messages, whether its rendering with the
@@ -160,6 +167,9 @@ impl Object for Functions {
                 Value::from_object(Messages { observed: self.observed.clone(), from, is_slice: true })
             }
             "loop_over" => self.loop_over(state, messages)?,
+            "gather_over" => self.gather_over(state, messages, args)?,
+            "gather" => self.gather(number(0)?, args)?,
+            "gathered" => self.end_gathering(args)?,
             "with_prompt" => Value::from(self.begin_message(number(0)?)),
             "without_prompt" => Value::from(self.begin_tail(1)),
             "end_with_prompt" => self.end_tail(0, args),
@@ -188,12 +198,62 @@ impl Functions {
         Ok(Value::from_object(LoopMessages { observed: self.observed.clone(), from }))
     }
 
+    /// The messages of a loop that gathers, or the items of any other.
+    fn gather_over(
+        &self,
+        state: &State<'_, '_>,
+        messages: Option<&Messages>,
+        args: &[Value],
+    ) -> Result<Value, Error> {
+        self.observed.with(|progress| {
+            progress.gathered = messages.map(|messages| (messages.from, Vec::new()));
+        });
+        let Some(Messages { from, .. }) = messages else {
+            return Ok(args.first().cloned().unwrap_or_default());
+        };
+        state.consume_fuel(self.observed.messages.len() as u64)?;
+        Ok(Value::from_object(LoopMessages { observed: self.observed.clone(), from: *from }))
+    }
+
+    /// Notes what a loop that gathers has left before its step `index`.
+    fn gather(&self, index: usize, args: &[Value]) -> Result<Value, Error> {
+        let left = self.left(args.get(1))?;
+        self.observed.with(|progress| match &mut progress.gathered {
+            Some((_, before)) if before.len() == index => before.push(left),
+            Some(_) => progress.same_from = usize::MAX,
+            None => {}
+        });
+        Ok(Value::from(false))
+    }
+
+    /// Ends a loop that gathers. Of n messages it leaves what it had left before its step for message n.
+    fn end_gathering(&self, args: &[Value]) -> Result<Value, Error> {
+        let left = self.left(args.first())?;
+        self.observed.with(|progress| {
+            let Some((from, before)) = progress.gathered.take() else { return };
+            progress.differs.resize(self.observed.messages.len() + 1, false);
+            for (index, before) in before.iter().enumerate() {
+                let is_same = before.0 == left.0 && before.1.iter().zip(&left.1).all(|(a, b)| is_same(a, b));
+                // Fewer messages than the first of the loop take no step, either.
+                let first = if index == 0 { 0 } else { from + index };
+                progress.differs[first..=from + index].iter_mut().for_each(|differs| *differs |= !is_same);
+            }
+        });
+        Ok(Value::from(false))
+    }
+
+    fn left(&self, attributes: Option<&Value>) -> Result<Left, Error> {
+        let attributes = attributes.map(Value::try_iter).transpose()?.into_iter().flatten().collect();
+        Ok((self.observed.written.load(Ordering::Relaxed), attributes))
+    }
+
     /// Begins the loop's step `index`, and the tail with the generation prompt if it is needed.
     fn begin_message(&self, index: usize) -> bool {
         self.observed.with(|progress| {
             let at = progress.loop_from.unwrap_or_default() + index;
             progress.at = Some(at);
-            progress.is_same = progress.same_from <= at;
+            let differs = progress.differs.get(at).copied().unwrap_or_default();
+            progress.is_same = progress.same_from <= at && !differs;
             Observed::note(progress, at + 1);
             if progress.is_same {
                 let written = self.observed.written.load(Ordering::Relaxed);
@@ -233,4 +293,15 @@ impl Functions {
         });
         args.first().cloned().unwrap_or_default()
     }
+}
+
+/// True for values that nothing can tell apart. Lists and dictionaries are not compared.
+fn is_same(one: &Value, other: &Value) -> bool {
+    let is_alike = one.kind() == other.kind() && one.is_integer() == other.is_integer();
+    let is_plain = match one.kind() {
+        ValueKind::Undefined | ValueKind::None | ValueKind::Bool | ValueKind::String => true,
+        ValueKind::Number => one.is_integer(),
+        _ => false,
+    };
+    is_alike && is_plain && one == other
 }

@@ -18,8 +18,10 @@
 //! Conversations with names of special tokens, templates without such a loop and failures of the second source
 //! give no texts. Then the template renders each by itself, and so it does where a text is missing here.
 
+mod loops;
 mod messages;
 mod source;
+mod tags;
 
 use std::sync::Arc;
 

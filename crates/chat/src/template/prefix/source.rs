@@ -3,68 +3,16 @@
 use std::ops::Range;
 
 use super::VARIABLE;
-use crate::template::scan::{TagKind, TemplateToken, tokens};
+use super::loops::{PAST, check_tail, gathered, top_loops};
+use super::tags::{Tag, tags};
+use crate::template::scan::TagKind;
 
-/// Attributes of `loop` that tell nothing of what comes.
-const PAST: [&str; 8] = ["first", "index", "index0", "previtem", "depth", "depth0", "cycle", "changed"];
 /// Attributes of `loop` that tell whether there is one more item.
 const NEXT: [&str; 2] = ["last", "nextitem"];
 /// Attributes of `loop` that tell the number of items.
 const ALL: [&str; 3] = ["length", "revindex", "revindex0"];
 
 const PROMPT: &str = "add_generation_prompt";
-
-/// A tag of the source: `{{ }}`, `{% %}` or a comment.
-struct Tag {
-    range: Range<usize>,
-    /// Inside of the tag, without minus or plus.
-    inside: Range<usize>,
-    /// Tokens other than white space, each with its place in the source.
-    tokens: Vec<(TemplateToken, Range<usize>)>,
-    is_statement: bool,
-}
-
-impl Tag {
-    fn name(&self) -> &str {
-        self.tokens.first().filter(|_| self.is_statement).map_or("", |(token, _)| token.text.as_str())
-    }
-
-    /// True if the token at `at` is that name or operator.
-    fn is(&self, at: usize, text: &str) -> bool {
-        self.tokens.get(at).is_some_and(|(token, _)| token.is(text))
-    }
-
-    /// True if the token at `at` is a name, and no attribute.
-    fn is_variable(&self, at: usize) -> bool {
-        self.tokens[at].0.kind == TagKind::Name && !(at > 0 && self.is(at - 1, "."))
-    }
-
-    /// Minus or plus before the end of the tag, with that end.
-    fn close<'s>(&self, source: &'s str) -> &'s str {
-        &source[self.inside.end..self.range.end]
-    }
-
-    /// The block that the tag opens.
-    fn opens(&self) -> Option<&str> {
-        let is_operator = |text: &str| self.tokens.iter().position(|(token, _)| token.is(text));
-        let is_block = match self.name() {
-            "for" | "if" | "macro" | "call" | "filter" | "with" => true,
-            // A set block has a filter before an equals sign, if it has one.
-            "set" => match (is_operator("="), is_operator("|")) {
-                (Some(equals), Some(filter)) => filter < equals,
-                (equals, _) => equals.is_none(),
-            },
-            _ => false,
-        };
-        is_block.then(|| self.name())
-    }
-}
-
-/// Positions of the tags of the loop over the messages: the last loop that lies in no block.
-struct MainLoop {
-    start: usize,
-    end: usize,
-}
 
 /// The second source of a template whose source is rewritten, if it has one.
 pub(in crate::template) fn with_copies(source: &str) -> Option<String> {
@@ -74,7 +22,11 @@ pub(in crate::template) fn with_copies(source: &str) -> Option<String> {
         return None;
     }
     let tags = tags(source)?;
-    let main = main_loop(&tags)?;
+    // The loop over the messages is the last.
+    let (main, before) = top_loops(&tags)?.split_last().map(|(main, before)| (*main, before.to_vec()))?;
+    if !main.is_plain {
+        return None;
+    }
     let (start, end) = (&tags[main.start], &tags[main.end]);
     check_tail(&tags, &main)?;
     let edit = |tags: &[Tag], range: Range<usize>, is_tail: bool| edit(source, tags, range, is_tail);
@@ -86,12 +38,30 @@ pub(in crate::template) fn with_copies(source: &str) -> Option<String> {
             end.close(source)
         )
     };
-    let mut out = edit(&tags[..main.start], 0..start.range.start, false)?;
-    let iterated = start.tokens.iter().position(|(token, _)| token.is("in"))?;
-    let iterated = start.tokens[iterated].1.end;
-    out.push_str(&source[start.range.start..iterated]);
-    let value = edit(std::slice::from_ref(start), iterated..start.inside.end, false)?;
-    out.push_str(&format!(" {VARIABLE}.loop_over({value}) %}}"));
+    let start_loop = |tag: &Tag, function: &str| {
+        let iterated = tag.tokens.iter().position(|(token, _)| token.is("in"))?;
+        let iterated = tag.tokens[iterated].1.end;
+        let value = edit(std::slice::from_ref(tag), iterated..tag.inside.end, false)?;
+        Some(format!("{} {VARIABLE}.{function}({value}) %}}", &source[tag.range.start..iterated]))
+    };
+    let mut out = String::new();
+    // Tags and bytes that `out` has.
+    let (mut tag, mut byte) = (0, 0);
+    for found in before {
+        let Some(attributes) = gathered(&tags, &found) else { continue };
+        let attributes = attributes.join(", ");
+        let (start, end) = (&tags[found.start], &tags[found.end]);
+        out.push_str(&edit(&tags[tag..found.start], byte..start.range.start, false)?);
+        out.push_str(&start_loop(start, "gather_over")?);
+        let step = format!("{{%+ if {VARIABLE}.gather(loop.index0, [{attributes}]) %}}{{%+ endif ");
+        out.extend([&step, start.close(source)]);
+        out.push_str(&edit(&tags[found.start + 1..found.end], start.range.end..end.range.end, false)?);
+        let last = format!("{{%+ if {VARIABLE}.gathered([{attributes}]) %}}{{%+ endif ");
+        out.extend([&last, end.close(source)]);
+        (tag, byte) = (found.end + 1, end.range.end);
+    }
+    out.push_str(&edit(&tags[tag..main.start], byte..start.range.start, false)?);
+    out.push_str(&start_loop(start, "loop_over")?);
     out.push_str(&copy("true", "with_prompt(loop.index0)", "end_with_prompt"));
     out.push_str("%}");
     out.push_str(&copy("false", "without_prompt()", "end_without_prompt"));
@@ -100,151 +70,6 @@ pub(in crate::template) fn with_copies(source: &str) -> Option<String> {
     out.push_str(&source[end.range.clone()]);
     out.push_str(&tail);
     Some(out)
-}
-
-/// The tags of a source, unless it has raw blocks.
-fn tags(source: &str) -> Option<Vec<Tag>> {
-    let mut found = Vec::new();
-    let mut at = 0;
-    while let Some(start) = source[at..].find('{').map(|open| at + open) {
-        at = start + 1;
-        let is_statement = match source.as_bytes().get(at) {
-            Some(b'#') => {
-                at = start + source[start..].find("#}")? + 2;
-                continue;
-            }
-            Some(b'%') => true,
-            Some(b'{') => false,
-            _ => continue,
-        };
-        let inside = start + 2 + usize::from(source[start + 2..].starts_with(['-', '+']));
-        let close = if is_statement { "%}" } else { "}}" };
-        let (scanned, len) = tokens(&source[inside..], close, 1).ok()?;
-        at = inside + len + source[inside + len..].find(close)? + close.len();
-        let mut place = inside;
-        let placed = scanned.into_iter().map(|token| {
-            let range = place..place + token.text.len();
-            place = range.end;
-            (token, range)
-        });
-        let tokens = placed.filter(|(token, _)| token.kind != TagKind::Space).collect();
-        let tag = Tag { range: start..at, inside: inside..inside + len, tokens, is_statement };
-        if tag.name() == "raw" {
-            return None;
-        }
-        found.push(tag);
-    }
-    Some(found)
-}
-
-fn main_loop(tags: &[Tag]) -> Option<MainLoop> {
-    let mut open: Vec<(&str, usize)> = Vec::new();
-    let mut found = None;
-    let mut has_else = false;
-    for (at, tag) in tags.iter().enumerate() {
-        if let Some(block) = tag.opens() {
-            has_else &= !open.is_empty();
-            open.push((block, at));
-        } else if tag.name() == "else" && open.len() == 1 && open[0].0 == "for" {
-            has_else = true;
-        } else if let Some(block) = tag.name().strip_prefix("end") {
-            let (_, start) = open.pop().filter(|(opened, _)| *opened == block)?;
-            if open.is_empty() && block == "for" {
-                found = (!has_else).then_some(MainLoop { start, end: at });
-            }
-        }
-    }
-    let main = found.filter(|_| open.is_empty())?;
-    // A loop with a condition reads all items before the first step.
-    let tag = &tags[main.start];
-    let mut depth = 0_usize;
-    for at in 0..tag.tokens.len() {
-        match () {
-            () if ["(", "[", "{"].iter().any(|bracket| tag.is(at, bracket)) => depth += 1,
-            () if [")", "]", "}"].iter().any(|bracket| tag.is(at, bracket)) => {
-                depth = depth.checked_sub(1)?
-            }
-            () if depth == 0 && (tag.is(at, "if") || tag.is(at, "recursive")) => return None,
-            () => {}
-        }
-    }
-    Some(main)
-}
-
-/// Calls that a copy of the tail may make.
-#[derive(PartialEq)]
-enum Calls {
-    All,
-    /// Macros, if the tail sets no variable: they see those of the source's top.
-    Macros,
-    /// None: a macro may change a namespace, and have the name of a function.
-    None,
-}
-
-fn allowed_calls(tags: &[Tag]) -> Calls {
-    let mut open: Vec<&str> = Vec::new();
-    let mut allowed = Calls::All;
-    for tag in tags {
-        if let Some(block) = tag.opens() {
-            open.push(block);
-        } else if tag.name().starts_with("end") {
-            open.pop();
-        }
-        if open.iter().any(|block| matches!(*block, "macro" | "call")) {
-            if sets_attribute(tag) {
-                return Calls::None;
-            }
-            allowed = Calls::Macros;
-        }
-    }
-    allowed
-}
-
-/// True for a statement that sets an attribute of a namespace.
-fn sets_attribute(tag: &Tag) -> bool {
-    let mut targets = tag.tokens.iter().take_while(|(token, _)| !token.is("=") && !token.is("|"));
-    tag.name() == "set" && targets.any(|(token, _)| token.is("."))
-}
-
-/// Checks that a copy of the tail does what the tail would do, and changes nothing.
-fn check_tail(tags: &[Tag], main: &MainLoop) -> Option<()> {
-    let targets = tags[main.start].tokens.iter().take_while(|(token, _)| !token.is("in"));
-    let targets: Vec<&str> = targets.map(|(token, _)| token.text.as_str()).collect();
-    let tail = &tags[main.end + 1..];
-    let mut allowed = allowed_calls(tags);
-    if allowed == Calls::Macros && tail.iter().any(|tag| tag.name() == "set") {
-        allowed = Calls::None;
-    }
-    for tag in tail {
-        let is_known = match tag.name() {
-            "if" | "elif" | "else" | "endif" | "with" | "endwith" | "filter" | "endfilter" => true,
-            "set" => tag.opens().is_none() && !sets_attribute(tag),
-            _ => !tag.is_statement,
-        };
-        if !is_known {
-            return None;
-        }
-        for at in 0..tag.tokens.len() {
-            let name = tag.tokens[at].0.text.as_str();
-            if tag.is_variable(at) && (name == "loop" || targets.contains(&name)) {
-                return None;
-            }
-            let is_call = tag.is(at + 1, "(") && is_called(&tag.tokens[at].0);
-            if allowed == Calls::None && is_call {
-                return None;
-            }
-        }
-    }
-    Some(())
-}
-
-/// True for a token before `(` that is called.
-fn is_called(token: &TemplateToken) -> bool {
-    const WORDS: [&str; 9] = ["in", "not", "and", "or", "is", "if", "else", "elif", "set"];
-    match token.kind {
-        TagKind::Name => !WORDS.contains(&token.text.as_str()),
-        _ => token.is(")") || token.is("]"),
-    }
 }
 
 /// The source in a range, with functions around what tells of messages to come.

@@ -109,6 +109,9 @@ const DECEIVING: &[&str] = &[
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% raw %}{% endfor %}{% endraw %}{% if add_generation_prompt %}[assistant]{% endif %}",
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% with x = 1 %}{{ x }}{% endwith %}{% if add_generation_prompt %}[assistant]{% endif %}",
     "{% for m in messages %}[{{ m.role }}]{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}{% if add_generation_prompt %}[assistant]{% generation %}x{% endgeneration %}{% endif %}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}{% set a, ns.n = 1, ns.n + 1 %}{{ ns.n }}[assistant]{% endif %}",
+    "{% set ns = namespace(n=0) %}{% macro f() %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{% endmacro %}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}{{ f() }}[assistant]{% endif %}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}{% set ns.n = ns.n + 1 %}{{ ns.n }}[assistant]{% endif %}",
     // Loops that gather.
     "{% set ns = namespace(a='') %}{% for m in messages %}{% set ns.a = m.role %}{% endfor %}{% for m in messages %}{{ ns.a }}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
     "{% set ns = namespace(a=0) %}{% for m in messages %}{% set ns.a = ns.a + 1 %}{% endfor %}{% for m in messages %}{{ ns.a }}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
@@ -132,6 +135,8 @@ const DECEIVING: &[&str] = &[
     "{% set ns = namespace(a='', b='') %}{% for m in messages %}{% set ns.a, ns.b = m.role, 1 %}{% endfor %}{% for m in messages %}{{ ns.a }}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
     "{% set ns = namespace(a='') %}{% for i in range(3) %}{% set ns.a = messages[i].role if messages[i] %}{% endfor %}{% for m in messages %}{{ ns.a }}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
     "{% set ns = namespace(a='') %}{% for m in messages %}{% if m.role == 'system' %}{% set ns.a = 'x' %}{% endif %}{% endfor %}{% for m in messages %}{% if m.role == 'tool' %}{% set ns.a = ns.a + 'y' %}{% endif %}{% endfor %}{% for m in messages %}{{ ns.a }}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
+    "{% set ns = namespace(a=[1]) %}{% for m in messages %}{% set ns.a = [true] if m.role == 'assistant' else [1] %}{% endfor %}{% for m in messages %}{{ ns.a }}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
+    "{% set ns = namespace(a='') %}{% set o = namespace(a='') %}{% for m in messages %}{% set o = ns %}{% if m.role == 'assistant' %}{% set o.a = m.content %}{% endif %}{% endfor %}{% for m in messages %}{{ ns.a }}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
 ];
 
 /// Numbers that look random.

@@ -14,7 +14,7 @@ use crate::template::refuse;
 #[derive(Debug)]
 pub(in crate::template) struct Observed {
     messages: Vec<Value>,
-    /// Numbers of messages whose rendering with the generation prompt is needed, and without it.
+    /// By number of messages: true if the rendering with the generation prompt is needed, and that without.
     needed: Vec<[bool; 2]>,
     /// Number of bytes that are written.
     pub(in crate::template) written: AtomicUsize,
@@ -23,9 +23,9 @@ pub(in crate::template) struct Observed {
 
 #[derive(Debug, Default)]
 struct Progress {
-    /// All renderings of at least so many messages have seen the same.
+    /// Least number of messages whose rendering has read the same values up to here.
     same_from: usize,
-    /// True for numbers of messages of which a loop that gathers has left something else.
+    /// True for numbers of messages for which a loop that gathers leaves something else.
     differs: Vec<bool>,
     /// First message of the loop that gathers, and what it had left before each step.
     gathered: Option<(usize, Vec<Left>)>,
@@ -33,7 +33,7 @@ struct Progress {
     loop_from: Option<usize>,
     /// Message whose turn it is in the loop.
     at: Option<usize>,
-    /// True if the rendering of the messages before `at` is the same up to here.
+    /// True if the rendering of the messages before `at` is the same up to its turn.
     is_same: bool,
     /// Number of messages of the copy of the tail that is rendered.
     tail_of: Option<usize>,
@@ -64,7 +64,7 @@ impl Observed {
         progress.tail_of.unwrap_or(self.messages.len())
     }
 
-    /// Notes that the template has learned that there are at least `len` messages.
+    /// Notes a value that is the same for any number of messages from `len` on.
     fn note(progress: &mut Progress, len: usize) {
         if progress.tail_of.is_none() {
             progress.same_from = progress.same_from.max(len);
@@ -72,7 +72,7 @@ impl Observed {
     }
 }
 
-/// The messages from `from` on. All but the first messages and whether there are any tells their number.
+/// The messages from `from` on. Reading one shows that it exists; anything else shows the number of all.
 #[derive(Debug)]
 pub(super) struct Messages {
     pub(super) observed: Arc<Observed>,

@@ -6,17 +6,21 @@
 //! generation prompt; their text is captured, as for the n messages before. It equals that of n messages:
 //! - A template is deterministic. It learns the number of messages only from the value `messages`, from
 //!   `loop.last`, `loop.nextitem`, `loop.length` and `loop.revindex`, and where the loop ends. The object in
-//!   place of the list and functions around those attributes (module `messages`) note what is read; n messages
-//!   that would have given another value have no text here.
+//!   place of the list and functions around those attributes (module `messages`) note what is read; numbers
+//!   of messages that would have given another value have no text here.
 //! - In a copy of the tail, that object is the list of n messages.
-//! - The loop lies in no block, has no condition, and no `else`: nothing written before message n is captured,
-//!   to change later, and no message is read before its turn.
-//! - The tail names no variable of the loop, sets no attribute of a namespace and calls no macro that does: a
-//!   copy reads what the tail would read, and changes nothing.
+//! - The loop is the last that lies in no block, and has no condition and no `else` (module `loops`): nothing
+//!   written before message n is captured, to change later, and no message is read before its turn.
+//! - The tail names no variable of the loop, sets no attribute of a namespace and calls no macro of a template
+//!   whose macros do: a copy reads what the tail would read, and changes nothing.
 //! - `add_generation_prompt` is read nowhere else.
 //!
+//! A loop before that may *gather*: it reads all messages, and leaves text and attributes of namespaces. For
+//! n messages it leaves what it had left before its step for message n. Where this differs from what it left
+//! in the end, n messages have no text here.
+//!
 //! Conversations with names of special tokens, templates without such a loop and failures of the second source
-//! give no texts. Then the template renders each by itself, and so it does where a text is missing here.
+//! give no texts. Where a text is missing, the template renders the messages by themselves.
 
 mod loops;
 mod messages;

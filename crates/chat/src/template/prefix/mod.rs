@@ -11,16 +11,16 @@
 //! - In a copy of the tail, that object is the list of n messages.
 //! - The loop is the last that lies in no block, and has no condition and no `else` (module `loops`): nothing
 //!   written before message n is captured, to change later, and no message is read before its turn.
-//! - The tail names no variable of the loop, sets no attribute of a namespace and calls no macro of a template
-//!   whose macros do: a copy reads what the tail would read, and changes nothing.
+//! - The tail names no variable of the loop, sets no attribute of a namespace, and calls nothing if a macro
+//!   sets one: a copy reads what the tail would read, and changes nothing.
 //! - `add_generation_prompt` is read nowhere else.
 //!
 //! A loop before that may *gather*: it reads all messages, and leaves text and attributes of namespaces. For
 //! n messages it leaves what it had left before its step for message n. Where this differs from what it left
 //! in the end, n messages have no text here.
 //!
-//! Conversations with names of special tokens, templates without such a loop and failures of the second source
-//! give no texts. Where a text is missing, the template renders the messages by themselves.
+//! Conversations with names of special tokens, templates without such a loop, and failures of the second
+//! source give no texts. Where a text is missing, the template renders the messages by themselves.
 
 mod loops;
 mod messages;

@@ -8,20 +8,27 @@
 //! - *prefixes*: it is e after p, if p begins e, and e up to the stop token begins W;
 //! - *turn by turn*: W renders history otherwise than e did, so each answer becomes a sample of its own, e.
 //!
+//! All p and e are found in one rendering, if the template allows (`template::prefix`).
+//!
 //! Whatever the method, what the generation prompt supplies is not trained, and a range ends with its first
 //! stop token. An answer that cannot be found so is an error, never a guess.
 
+mod beginning;
 mod prefixes;
 mod spans;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
+use beginning::Beginning;
+
 use crate::error::{ChatError, DropReason, RowFailure};
 use crate::row::{Conversation, Role};
-use crate::template::{Literals, Prepared, Rendering, Template, Templates, has_mark};
+use crate::template::{Literals, Prefixes, Prepared, Rendering, Template, Templates, has_mark};
 
 /// `data.train_on`: what is trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -122,14 +129,14 @@ impl MaskOptions {
         &self.literals
     }
 
-    /// End of the first stop token in `range` of a text, other than names that are text.
-    fn stop_end(&self, rendering: &Rendering, range: Range<usize>) -> Option<usize> {
-        let text = rendering.text.get(range.clone())?;
+    /// End of the first stop token in `text`, which is at `start` of a rendering, other than names that are
+    /// text: `literals` of the rendering.
+    fn stop_end(&self, text: &str, start: usize, literals: &[Range<usize>]) -> Option<usize> {
         let is_text = |found: &Range<usize>| {
-            rendering.literals.iter().any(|literal| literal.start < found.end && found.start < literal.end)
+            literals.iter().any(|text| text.start < found.end && found.start < text.end)
         };
         let mut ends = self.stops.find_iter(text).map(|found| {
-            let start = range.start + found.start();
+            let start = start + found.start();
             start..start + found.len()
         });
         ends.find(|found| !is_text(found)).map(|found| found.end)
@@ -157,15 +164,21 @@ struct Renderer<'c> {
     options: &'c MaskOptions,
     /// Rendering of all messages.
     whole: Rendering,
+    /// Renderings of the first messages that were found together.
+    prefixes: Prefixes,
 }
 
 impl Renderer<'_> {
     /// Renders the first `len` messages.
-    fn first(&self, len: usize, add_generation_prompt: bool) -> Result<Rendering, RowFailure> {
+    fn first(&self, len: usize, add_generation_prompt: bool) -> Result<Beginning, RowFailure> {
         if len == self.messages && !add_generation_prompt {
-            return Ok(self.whole.clone());
+            let literals = self.whole.literals.clone();
+            return Ok(Beginning { shared: self.whole.text.len(), rest: String::new(), literals });
         }
-        self.template.render_first(self.prepared, len, add_generation_prompt)
+        if let Some((shared, rest)) = self.prefixes.get(len, add_generation_prompt) {
+            return Ok(Beginning { shared, rest: rest.to_owned(), literals: Vec::new() });
+        }
+        self.template.render_first(self.prepared, len, add_generation_prompt).map(Beginning::from)
     }
 }
 
@@ -204,7 +217,21 @@ pub fn samples(
     if trained.is_empty() {
         return Err(RowFailure::Drop(DropReason::NoTrainedToken));
     }
-    let renderer = Renderer { prepared: &prepared, messages: messages.len(), template, options, whole };
+    // Spans need only the prompts.
+    let needs_answers = !template.has_generation();
+    let prompts = if needs_answers { &trained } else { &answers };
+    let mut prefixes = Prefixes::default();
+    // The renderings for one answer are as fast.
+    if prompts.len() > 1 {
+        let mut needed = vec![[false; 2]; messages.len() + 1];
+        for &at in prompts {
+            needed[at][0] = at > 0;
+            needed[at + 1][1] = needs_answers;
+        }
+        prefixes = template.render_prefixes(&prepared, &whole, needed);
+    }
+    let messages = messages.len();
+    let renderer = Renderer { prepared: &prepared, messages, template, options, whole, prefixes };
     let (method, samples) = match template.has_generation() {
         true => (Method::Spans, vec![spans::sample(renderer, &answers, &trained)?]),
         false => prefixes::samples(renderer, &trained)?,
@@ -219,5 +246,14 @@ pub fn samples(
 /// do not know.
 fn missing(conversation: &Conversation, text: &str) -> usize {
     let users = conversation.messages.iter().filter(|message| message.role() == Role::User);
-    users.filter(|message| message.texts().any(|part| !text.contains(part.trim()))).count()
+    // Texts mostly follow each other.
+    let mut from = 0;
+    let mut lacks = |part: &str| match text[from..].find(part) {
+        Some(at) => {
+            from += at + part.len();
+            false
+        }
+        None => !text.contains(part),
+    };
+    users.filter(|message| message.texts().any(|part| lacks(part.trim()))).count()
 }

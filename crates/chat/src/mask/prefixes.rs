@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{MaskedText, Method, Renderer};
+use super::{Beginning, MaskedText, Method, Renderer};
 use crate::error::{ChatError, RowFailure, shown};
 use crate::template::Rendering;
 
@@ -11,18 +11,19 @@ pub(super) fn samples(
     renderer: Renderer<'_>,
     trained: &[usize],
 ) -> Result<(Method, Vec<MaskedText>), RowFailure> {
-    let mut turns: Vec<(Rendering, Range<usize>)> = Vec::new();
+    let mut turns: Vec<(Beginning, Range<usize>)> = Vec::new();
     let mut is_history = true;
+    let whole = renderer.whole.text.as_str();
     for &at in trained {
         let prompt = renderer.first(at, true)?;
         let answered = renderer.first(at + 1, false)?;
-        if !answered.text.starts_with(&prompt.text) {
-            return Err(no_prefix(&renderer, at, &prompt.text, &answered.text));
+        if !answered.starts_with(&prompt, whole) {
+            return Err(no_prefix(&renderer, at, &prompt.text(whole, 0), &answered.text(whole, 0)));
         }
-        let start = prompt.text.len();
-        let end = renderer.options.stop_end(&answered, start..answered.text.len());
-        let end = end.ok_or_else(|| renderer.options.no_stop(renderer.template, &answered.text))?;
-        is_history &= renderer.whole.text.starts_with(&answered.text[..end]);
+        let start = prompt.len();
+        let end = renderer.options.stop_end(&answered.text(whole, start), start, &answered.literals);
+        let end = end.ok_or_else(|| renderer.options.no_stop(renderer.template, &answered.text(whole, 0)))?;
+        is_history &= answered.begins(whole, end);
         turns.push((answered, start..end));
     }
     if is_history {
@@ -30,9 +31,9 @@ pub(super) fn samples(
         let Rendering { text, literals, .. } = renderer.whole;
         return Ok((Method::Prefixes, vec![MaskedText { text, literals, trained }]));
     }
-    let sample = |(rendering, range): (Rendering, Range<usize>)| {
-        let Rendering { text, literals, .. } = rendering;
-        MaskedText { text, literals, trained: std::iter::once(range).collect() }
+    let sample = |(mut answered, range): (Beginning, Range<usize>)| {
+        let literals = std::mem::take(&mut answered.literals);
+        MaskedText { text: answered.into_text(whole), literals, trained: std::iter::once(range).collect() }
     };
     Ok((Method::TurnByTurn, turns.into_iter().map(sample).collect()))
 }

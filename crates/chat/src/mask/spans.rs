@@ -29,8 +29,8 @@ pub(super) fn sample(
         // What the generation prompt supplies is not written by the model.
         let supplied = prompts.iter().flatten().copied().filter(|end| span.contains(end)).max();
         let start = supplied.unwrap_or(span.start);
-        let end = renderer.options.stop_end(&renderer.whole, start..span.end);
-        let whole = &renderer.whole.text;
+        let Rendering { text: whole, literals, .. } = &renderer.whole;
+        let end = renderer.options.stop_end(&whole[start..span.end], start, literals);
         let end = end.ok_or_else(|| renderer.options.no_stop(renderer.template, &whole[..span.end]))?;
         ranges.push(start..end);
     }
@@ -42,7 +42,7 @@ pub(super) fn sample(
 fn prompt_end(renderer: &Renderer<'_>, at: usize) -> Option<usize> {
     // A template may refuse a conversation that ends there; spans need no prompt.
     let prompt = renderer.first(at, true).ok()?;
-    renderer.whole.text.starts_with(&prompt.text).then_some(prompt.text.len())
+    prompt.begins(&renderer.whole.text, prompt.len()).then_some(prompt.len())
 }
 
 /// The answer to which a span belongs: the last whose prompt ends before the end of the span.

@@ -34,6 +34,12 @@ impl Templates {
         Ok(Templates { default: Some(Template::compile(CHATML, "chatml", settings)?), with_tools: None })
     }
 
+    /// One template for all rows.
+    #[cfg(test)]
+    pub(crate) fn of(template: Template) -> Templates {
+        Templates { default: Some(template), with_tools: None }
+    }
+
     /// The template in a file.
     ///
     /// # Errors

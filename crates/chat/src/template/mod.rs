@@ -2,7 +2,8 @@
 //!
 //! `minijinja` parses and runs a template; the module `source` rewrites what Jinja2 understands otherwise,
 //! and filters, tests, methods and printing are those of Jinja2 and Python. `{% generation %}` blocks become
-//! marks around their text, which a rendering turns into ranges.
+//! marks around their text, which a rendering turns into ranges. Renderings of the first messages of a
+//! conversation are found in one rendering of all (module `prefix`), if the template allows.
 //!
 //! Invariants: a template runs at most [`FUEL`] instructions and writes at most [`MAX_TEXT_BYTES`]; what this
 //! module does not know as Jinja2 does (a statement, filter, method or test) is an error, never skipped.
@@ -13,12 +14,14 @@ mod arguments;
 mod chatml;
 mod data;
 mod date;
+mod environment;
 mod filters;
 mod folder;
 mod json;
 mod marks;
 mod methods;
 mod predicates;
+mod prefix;
 mod python;
 mod scan;
 mod source;
@@ -27,19 +30,19 @@ mod strings;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Rest;
-use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value};
+use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::Map;
 
-use crate::error::{ChatError, DropReason, RowFailure, shown};
+use crate::error::{ChatError, DropReason, RowFailure};
 use crate::row::ChatMessage;
 
 pub use date::Date;
 pub use folder::{Templates, special_tokens};
 pub use marks::Literals;
 pub(crate) use marks::has_mark;
+pub(crate) use prefix::Prefixes;
 
 /// Maximum number of instructions and other units of work of a rendering.
 pub const FUEL: u64 = 5_000_000;
@@ -72,6 +75,8 @@ pub struct Template {
     has_generation: bool,
     /// True if a generation block lies in a macro, call, filter or set block.
     is_generation_nested: bool,
+    /// Environment of the second source, if the template has one.
+    prefix_environment: Option<Environment<'static>>,
 }
 
 /// A rendered conversation.
@@ -143,7 +148,14 @@ impl Template {
         let rewritten = source::rewrite(source).map_err(|(line, problem)| {
             ChatError::new(format!("chat template {location}, line {line}: {problem}"), REFUSED)
         })?;
-        let mut environment = environment(settings.today);
+        let second = prefix::with_copies(&rewritten.source).filter(|_| !rewritten.is_nested);
+        let mut environment = environment::environment(settings.today);
+        let prefix_environment = second.and_then(|source| {
+            let mut environment = environment.clone();
+            // A rendering near the limit is left to the template itself.
+            environment.set_fuel(Some(FUEL / 2));
+            environment.add_template_owned(NAME, source).is_ok().then_some(environment)
+        });
         environment.add_template_owned(NAME, rewritten.source).map_err(|error| {
             let line = error.line().map_or(String::new(), |line| format!(", line {line}"));
             ChatError::new(format!("chat template {location}{line}: {}", message_of(&error)), REFUSED)
@@ -163,6 +175,7 @@ impl Template {
             variables: Arc::new(variables),
             has_generation: rewritten.has_generation,
             is_generation_nested: rewritten.is_nested,
+            prefix_environment,
         })
     }
 
@@ -233,14 +246,56 @@ impl Template {
         Ok(rendering)
     }
 
+    /// Renderings of the first messages of a conversation, where the template allows to find them together.
+    /// `needed` has, for each number of messages, whether its rendering with the generation prompt is needed,
+    /// and that without it.
+    pub(crate) fn render_prefixes(
+        &self,
+        prepared: &Prepared,
+        whole: &Rendering,
+        needed: Vec<[bool; 2]>,
+    ) -> Prefixes {
+        let find = || {
+            let environment = self.prefix_environment.as_ref().filter(|_| prepared.marked.is_none())?;
+            let observed = Arc::new(prefix::Observed::new(prepared.plain.messages.clone(), needed));
+            let mut variables = self.variables(&prepared.plain, 0, false);
+            variables.extend(prefix::variables(&observed));
+            let text = self.run_in(environment, variables, &observed.written).ok()?;
+            let is_same = marks::remove_spans(&text).is_some_and(|rendering| rendering == *whole);
+            is_same.then(|| Prefixes::new(&text, &observed))
+        };
+        find().unwrap_or_default()
+    }
+
+    /// The template without its second source.
+    #[cfg(test)]
+    pub(crate) fn without_prefixes(self) -> Template {
+        Template { prefix_environment: None, ..self }
+    }
+
     fn run(&self, values: &Values, len: usize, add_generation_prompt: bool) -> Result<String, RowFailure> {
+        let variables = self.variables(values, len, add_generation_prompt);
+        self.run_in(&self.environment, variables, &AtomicUsize::new(0))
+    }
+
+    fn variables(&self, values: &Values, len: usize, add_generation_prompt: bool) -> BTreeMap<String, Value> {
         let mut variables: BTreeMap<String, Value> = self.variables.iter().cloned().collect();
         variables.insert("messages".to_owned(), Value::from(values.messages[..len].to_vec()));
         variables.insert("tools".to_owned(), values.tools.clone());
         variables.insert("documents".to_owned(), Value::from(()));
         variables.insert("add_generation_prompt".to_owned(), Value::from(add_generation_prompt));
-        let template = self.environment.get_template(NAME).map_err(|error| self.failed(&error))?;
-        let mut text = LimitedText::default();
+        variables
+    }
+
+    /// Runs the template of an environment. `written` has the number of bytes written so far.
+    fn run_in(
+        &self,
+        environment: &Environment<'static>,
+        variables: BTreeMap<String, Value>,
+        written: &AtomicUsize,
+    ) -> Result<String, RowFailure> {
+        let template = environment.get_template(NAME).map_err(|error| self.failed(&error))?;
+        let mut text = LimitedText { bytes: Vec::new(), is_full: false, written };
         // A panic of the library is its bug, and the row's or template's place is known only here.
         let run = || template.render_captured_to(Value::from(variables), &mut text).map(drop);
         let Ok(result) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) else {
@@ -263,7 +318,7 @@ impl Template {
     }
 
     fn failed(&self, error: &Error) -> RowFailure {
-        if let Some(message) = raised(error) {
+        if let Some(message) = environment::raised(error) {
             return RowFailure::Drop(DropReason::Raised(message));
         }
         let line = innermost(error).line().map_or(String::new(), |line| format!(", line {line}"));
@@ -301,78 +356,27 @@ fn innermost(error: &Error) -> &Error {
     found
 }
 
-/// Exception of a template.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Raised(String);
-
-/// Message of the exception that a template raised.
-fn raised(error: &Error) -> Option<String> {
-    let mut source = std::error::Error::source(error);
-    while let Some(below) = source {
-        if let Some(Raised(message)) = below.downcast_ref() {
-            return Some(message.clone());
-        }
-        source = below.source();
-    }
-    None
-}
-
 /// Text that a template writes, up to the limit.
-#[derive(Default)]
-struct LimitedText {
+struct LimitedText<'w> {
     bytes: Vec<u8>,
     is_full: bool,
+    written: &'w AtomicUsize,
 }
 
-impl std::io::Write for LimitedText {
+impl std::io::Write for LimitedText<'_> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.bytes.len() + bytes.len() > MAX_TEXT_BYTES {
             self.is_full = true;
             return Err(std::io::Error::other("the text is too long"));
         }
         self.bytes.extend_from_slice(bytes);
+        self.written.store(self.bytes.len(), Ordering::Relaxed);
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
-}
-
-/// An environment with the filters, tests, functions and methods of transformers' environment.
-fn environment(today: Date) -> Environment<'static> {
-    let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.expect("the delimiters are those of Jinja2"));
-    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_fuel(Some(FUEL));
-    environment.set_formatter(|out, _, value| {
-        if let Some(text) = value.as_str() {
-            return out.write_str(text).map_err(Error::from);
-        }
-        out.write_str(&python::string(value)?).map_err(Error::from)
-    });
-    environment
-        .set_unknown_method_callback(|state, value, name, args| methods::call(state, value, name, args));
-    filters::add(&mut environment);
-    predicates::add(&mut environment);
-    environment.remove_global("debug");
-    environment.add_function("range", filters::range);
-    environment.add_function("dict", filters::dict);
-    environment.add_function(source::DICT_FUNCTION, filters::dict_of);
-    environment.add_function("raise_exception", |args: Rest<Value>| -> Result<Value, Error> {
-        let message = args.first().map(python::string).transpose()?.unwrap_or_default();
-        Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(message)))
-    });
-    environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
-        today.format(&format).map_err(|directive| {
-            let message = format!("strftime_now with {} is not supported", shown(&directive));
-            Error::new(ErrorKind::InvalidOperation, message)
-        })
-    });
-    environment
 }
 
 /// An error of an operation that Python refuses, or that is not supported.

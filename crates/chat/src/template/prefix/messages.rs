@@ -18,11 +18,11 @@ pub(in crate::template) struct Observed {
     needed: Vec<[bool; 2]>,
     /// Number of bytes that are written.
     pub(in crate::template) written: AtomicUsize,
-    state: Mutex<Progress>,
+    state: Mutex<LoopPosition>,
 }
 
 #[derive(Debug, Default)]
-struct Progress {
+struct LoopPosition {
     /// Least number of messages whose rendering has read the same values up to here.
     same_from: usize,
     /// True for numbers of messages for which a loop that gathers leaves something else.
@@ -55,17 +55,17 @@ impl Observed {
         self.with(|progress| std::mem::take(&mut progress.texts))
     }
 
-    fn with<T>(&self, run: impl FnOnce(&mut Progress) -> T) -> T {
+    fn with<T>(&self, run: impl FnOnce(&mut LoopPosition) -> T) -> T {
         run(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Number of messages that the template is to see.
-    fn len(&self, progress: &Progress) -> usize {
+    fn len(&self, progress: &LoopPosition) -> usize {
         progress.tail_of.unwrap_or(self.messages.len())
     }
 
     /// Notes a value that is the same for any number of messages from `len` on.
-    fn note(progress: &mut Progress, len: usize) {
+    fn note(progress: &mut LoopPosition, len: usize) {
         if progress.tail_of.is_none() {
             progress.same_from = progress.same_from.max(len);
         }

@@ -88,7 +88,9 @@ impl KeyPlace<'_> {
                 Some(why.to_owned())
             }
             Format::Time => text.parse::<TimeLimit>().err().map(|error| error.to_string()),
-            Format::Date if text.parse::<Date>().is_err() => Some("no date of the form 2026-11-29".to_owned()),
+            Format::Date if text.parse::<Date>().is_err() => {
+                Some("no date of the form 2026-11-29".to_owned())
+            }
             Format::Tokenizer if !text.contains(['/', '.']) && !TokenizerChoice::WORDS.contains(&text) => {
                 nearest(text, TokenizerChoice::WORDS).map(|word| {
                     format!(

@@ -80,7 +80,9 @@ impl Setup<'_> {
 
     /// Refuses to resume with conversations that are rendered, masked or packed in another way.
     fn check_chat(&self, config: &Config) -> Result<(), RunError> {
-        let Some(before) = self.before.as_ref().filter(|_| config.data.today.is_some()) else { return Ok(()) };
+        let Some(before) = self.before.as_ref().filter(|_| config.data.today.is_some()) else {
+            return Ok(());
+        };
         let (before, now) = (chat::settings(before), chat::settings(config));
         let changes: Vec<String> = before
             .into_iter()

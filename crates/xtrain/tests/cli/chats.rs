@@ -150,5 +150,9 @@ fn a_run_resumes_with_the_settings_of_its_conversations() {
         resume(&format!("--set data.today=2026-01-02 --set {set}")).refuses(&[changed]);
     }
     resume("--set data.today=2026-01-02").succeeds();
-    place.run("train run.toml --out dated --set data.today=yesterday").refuses(&["data", "today", "2026-11-29"]);
+    place.run("train run.toml --out dated --set data.today=yesterday").refuses(&[
+        "data",
+        "today",
+        "2026-11-29",
+    ]);
 }

@@ -19,9 +19,10 @@ use std::sync::Arc;
 use xtrain_checkpoint::CheckpointError;
 use xtrain_config::{Config, DataSource, DataSources, TokenizerChoice};
 use xtrain_data::{
-    ChatOptions, DataError, Dataset, InputFile, InputOptions, LearnProgress, Listing, Loader, LoaderOptions,
-    Mixture, MixtureSource, Packing, PrepareOptions, Progress, Split, Take, TextFiles, TokenStream,
-    Tokenizer, Validation, VocabularyKind, find_learned, find_prepared, learn_cached, prepare_cached,
+    ChatOptions, DataError, Dataset, DocumentMask, InputFile, InputOptions, LearnProgress, Listing, Loader,
+    LoaderOptions, Mixture, MixtureSource, Packing, PrepareOptions, Progress, Split, Take, TextFiles,
+    TokenStream, Tokenizer, Validation, VocabularyKind, find_learned, find_prepared, learn_cached,
+    prepare_cached,
 };
 
 /// Something that a run does before its first step.
@@ -51,6 +52,8 @@ pub struct Corpus {
     pub loader: Loader,
     /// The validation data, all of it.
     pub validation: Option<Validation>,
+    /// True if some of the data are conversations.
+    pub has_chat: bool,
     /// The texts, with the cache entries that hold their tokens.
     pub(crate) texts: Vec<RecordedText>,
 }
@@ -121,7 +124,9 @@ pub fn validation_of_run(
     let inputs = opening.inputs(DataKey::Valid, valid)?;
     inputs.iter().for_each(Input::log);
     let tokenizer = opening.tokenizer(&[])?;
-    Ok(Some(opening.validation(inputs, &tokenizer)?.0))
+    let streams = opening.streams(inputs, &tokenizer)?;
+    let document_mask = config.data.document_mask.unwrap_or(streams.iter().any(is_chat));
+    validation(streams, config.data.seq_len, document_mask.into()).map(Some)
 }
 
 /// The opening of a run's data.
@@ -163,20 +168,18 @@ impl<'a> Opening<'a> {
         refuse_shared_paths(&train, valid.as_deref().unwrap_or_default())?;
         let tokenizer = self.tokenizer(&train)?;
         let streams = self.streams(train, &tokenizer)?;
-        let explicit = match valid {
-            Some(valid) => {
-                let (validation, valid) = self.validation(valid, &tokenizer)?;
-                refuse_shared_tokens(&streams, &valid)?;
-                Some(validation)
-            }
-            None => None,
-        };
+        let valid = valid.map(|valid| self.streams(valid, &tokenizer)).transpose()?;
+        refuse_shared_tokens(&streams, valid.as_deref().unwrap_or_default())?;
+        // The tokens say so, also where their text is gone.
+        let has_chat = streams.iter().chain(valid.iter().flatten()).any(is_chat);
+        let seq_len = data.seq_len;
+        let document_mask = data.document_mask.unwrap_or(has_chat).into();
+        let explicit = valid.map(|valid| validation(valid, seq_len, document_mask)).transpose()?;
         let held_out = Some(data.held_out()).filter(|&fraction| fraction > 0.0);
-        let (seq_len, document_mask) = (data.seq_len, self.document_mask().into());
         let options = LoaderOptions { seq_len, seed: self.config.train.seed, document_mask, held_out };
         let loader = Loader::new(streams, options)?;
         let validation = explicit.or_else(|| loader.validation());
-        Ok(Corpus { tokenizer, loader, validation, texts: self.texts })
+        Ok(Corpus { tokenizer, loader, validation, has_chat, texts: self.texts })
     }
 
     /// The tokenizer of the run, or of the configuration.
@@ -193,23 +196,21 @@ impl<'a> Opening<'a> {
         };
         Ok(tokenizer.with_begin_of_document(data.begin_of_document)?)
     }
+}
 
-    fn validation(
-        &mut self,
-        inputs: Vec<Input>,
-        tokenizer: &Tokenizer,
-    ) -> Result<(Validation, Vec<Arc<dyn TokenStream>>), RunError> {
-        let streams = self.streams(inputs, tokenizer)?;
-        let packed: Vec<_> = streams.into_iter().map(|source| (source.stream, source.packing)).collect();
-        let streams = packed.iter().map(|(stream, _)| Arc::clone(stream)).collect();
-        let validation = Validation::new(packed, self.config.data.seq_len, self.document_mask().into())?;
-        Ok((validation, streams))
-    }
+/// True if the tokens of a source are conversations.
+fn is_chat(source: &MixtureSource) -> bool {
+    source.packing != Packing::Stream
+}
 
-    /// True if attention stays within documents.
-    fn document_mask(&self) -> bool {
-        self.config.data.document_mask.unwrap_or_else(|| self.sources.has_chat())
-    }
+/// All of these tokens as validation data.
+fn validation(
+    sources: Vec<MixtureSource>,
+    seq_len: usize,
+    document_mask: DocumentMask,
+) -> Result<Validation, RunError> {
+    let packed = sources.into_iter().map(|source| (source.stream, source.packing)).collect();
+    Ok(Validation::new(packed, seq_len, document_mask)?)
 }
 
 /// The treatment of a text that is not tokenized yet, or of a vocabulary that is not learned.
@@ -453,12 +454,12 @@ fn refuse_shared_paths(train: &[Input], valid: &[Input]) -> Result<(), RunError>
 }
 
 /// Refuses validation tokens that are also trained on, for copied texts and texts that were tokenized before.
-fn refuse_shared_tokens(train: &[MixtureSource], valid: &[Arc<dyn TokenStream>]) -> Result<(), RunError> {
-    let is_trained = |stream: &Arc<dyn TokenStream>| {
-        train.iter().any(|source| source.stream.fingerprint() == stream.fingerprint())
+fn refuse_shared_tokens(train: &[MixtureSource], valid: &[MixtureSource]) -> Result<(), RunError> {
+    let is_trained = |valid: &MixtureSource| {
+        train.iter().any(|source| source.stream.fingerprint() == valid.stream.fingerprint())
     };
-    match valid.iter().find(|stream| is_trained(stream)) {
-        Some(stream) => {
+    match valid.iter().find(|source| is_trained(source)) {
+        Some(MixtureSource { stream, .. }) => {
             Err(trained_on(&format!("data.valid = {:?}", stream.name()), "contains text that is"))
         }
         None => Ok(()),
@@ -496,6 +497,14 @@ impl Opening<'_> {
             TokenizerChoice::Chars => VocabularyKind::Chars,
             TokenizerChoice::Bpe => VocabularyKind::Bpe { size: self.config.data.bpe_vocab_size() },
         };
+        if let Some(chat) = train.iter().find(|input| matches!(input.data, InputData::Text(_, Some(_), _))) {
+            return Err(RunError::Refused(format!(
+                "{} holds conversations, which no vocabulary is learned from; name a tokenizer with a chat template, or a \
+                 model to start from (data.tokenizer, model.init_from), or read the rows as text with data.format = \
+                 \"text\"",
+                chat.name
+            )));
+        }
         let texts: Vec<TextFiles> = train
             .iter()
             .filter_map(|input| match &input.data {

@@ -82,7 +82,7 @@ impl<'a> Sources<'a> {
 }
 
 /// The date in UTC.
-pub(crate) fn today() -> Date {
+pub fn today() -> Date {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     Date::of_unix_seconds(since.map_or(0, |since| since.as_secs()))
 }

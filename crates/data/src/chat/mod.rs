@@ -12,6 +12,7 @@ use xtrain_chat::{Date, TrainOn};
 pub(crate) use encoder::{ChatEncoder, EncodedRow, RowError};
 pub use preview::{PreviewedRow, preview};
 pub use record::ChatRecord;
+pub(crate) use record::UNREADABLE;
 
 /// Settings with which rows of conversations become documents.
 #[derive(Debug, Clone, PartialEq)]

@@ -35,6 +35,9 @@ pub struct ChatRecord {
     pub missing_messages: u64,
 }
 
+/// The reason for which rows are dropped that cannot be read.
+pub(crate) const UNREADABLE: &str = "a row that cannot be read";
+
 /// Counts of a row.
 #[derive(Debug)]
 pub(crate) struct RowCounts {
@@ -93,6 +96,11 @@ impl ChatRecord {
         self.first_dropped.get_or_insert_with(|| format!("{place}: {what}"));
     }
 
+    /// Number of rows that were dropped because they cannot be read.
+    pub(crate) fn unreadable_rows(&self) -> u64 {
+        self.dropped.get(UNREADABLE).copied().unwrap_or_default()
+    }
+
     /// Number of rows that were dropped.
     pub fn dropped_rows(&self) -> u64 {
         self.dropped.values().sum()
@@ -108,7 +116,7 @@ impl ChatRecord {
     /// # Errors
     /// Says how many, why, and what happened to the first.
     pub(crate) fn check(&self, bad_rows: f64) -> Result<()> {
-        let (dropped, rows) = (self.dropped_rows(), self.rows());
+        let (dropped, rows) = (self.dropped_rows() - self.unreadable_rows(), self.rows());
         if dropped == 0 || dropped as f64 <= bad_rows * rows as f64 {
             return Ok(());
         }
@@ -147,6 +155,12 @@ impl ChatRecord {
         }
         if self.crossing_tokens > 0 {
             said += &format!("; {} trained tokens reach beyond an answer", self.crossing_tokens);
+        }
+        if self.missing_messages > 0 {
+            let missing = self.missing_messages;
+            said += &format!(
+                "; the template leaves out text of {missing} messages of users: check it with tokenize --show"
+            );
         }
         said
     }

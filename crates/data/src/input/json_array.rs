@@ -6,7 +6,7 @@ use crate::error::Result;
 /// A place in an array.
 #[derive(Default)]
 pub(super) struct JsonArray {
-    /// Bytes that were read, up to a part of an element. Those before `at` are done.
+    /// Bytes of the file, of which those before `at` are done.
     buffer: Vec<u8>,
     at: usize,
     /// True from the opening bracket on.
@@ -14,7 +14,7 @@ pub(super) struct JsonArray {
     is_closed: bool,
 }
 
-/// Bytes of an element that are read before space is reclaimed.
+/// Bytes that are read at a time, at least.
 const BUFFER_BYTES: usize = 1 << 20;
 
 impl JsonArray {
@@ -37,6 +37,7 @@ impl JsonArray {
             while self.next(stream)?.is_some_and(|byte| byte != b'[') {}
             self.is_open = true;
             if self.peek_solid(stream)? == Some(b']') {
+                self.next(stream)?;
                 return self.close(stream);
             }
         }
@@ -70,12 +71,9 @@ impl JsonArray {
         Ok(Ok(true))
     }
 
-    /// Ends the array, after which there may be only white space.
+    /// Ends the array behind its bracket. Only white space may follow.
     fn close(&mut self, stream: &mut InputStream) -> Result<std::result::Result<bool, String>> {
         self.is_closed = true;
-        if self.peek_solid(stream)? == Some(b']') {
-            self.next(stream)?;
-        }
         match self.peek_solid(stream)? {
             None => Ok(Ok(false)),
             Some(byte) => Ok(Err(format!("there is {:?} after the end of the array", char::from(byte)))),

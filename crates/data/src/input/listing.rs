@@ -107,21 +107,15 @@ pub fn list<P: AsRef<Path>>(names: &[P], take: Take) -> Result<Listing> {
 impl Listing {
     /// The files of a folder or pattern that are taken.
     fn take(&mut self, group: &FileGroup, take: Take) -> Result<Vec<PathBuf>> {
-        if !group.skipped.is_empty() {
-            let (skipped, shown) = (group.skipped.len(), group.show(&group.skipped));
-            self.warnings.push(format!(
-                "{}: {} skipped, because files of this kind cannot be read: {shown}",
-                group.name.display(),
-                counted(skipped, "file is", "files are")
-            ));
-        }
-        if !group.beside.is_empty() {
-            let (count, shown) = (group.beside.len(), group.show(&group.beside));
-            self.warnings.push(format!(
-                "{}: {} not read, because a .json file beside other kinds may describe them: {shown}; to read it, name it",
-                group.name.display(),
-                counted(count, "file is", "files are")
-            ));
+        for (files, why) in [
+            (&group.skipped, "files of this kind cannot be read"),
+            (&group.beside, "a .json file beside other kinds may describe them (to read it, name it)"),
+        ] {
+            if !files.is_empty() {
+                let (count, shown) = (counted(files.len(), "file is", "files are"), group.show(files));
+                self.warnings
+                    .push(format!("{}: {count} skipped, because {why}: {shown}", group.name.display()));
+            }
         }
         if let (Some(_), Some((problem, advice))) = (take.split(), &group.cards.refusal) {
             return Err(DataError::invalid(problem, advice));

@@ -13,7 +13,7 @@ use super::read_ahead::PieceBatch;
 use super::separator::UnusedSeparator;
 use super::unfinished::{InputPosition, Unfinished};
 use super::{PrepareOptions, discard_unfinished, no_text};
-use crate::chat::{ChatEncoder, ChatRecord, EncodedRow, RowError};
+use crate::chat::{ChatEncoder, ChatRecord, EncodedRow, RowError, UNREADABLE};
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::input::{BadRows, InputFile, Piece};
@@ -133,6 +133,10 @@ impl<'r> DatasetWriter<'r> {
                 }
                 Err(RowError::Dropped(reason, what)) => {
                     record.drop(reason, &format!("{}, {location}", input.path.display()), &what);
+                }
+                // Few of them are skipped, as bad rows of text are.
+                Err(RowError::Row(error)) if record.unreadable_rows() < self.options.input.skip_bad_rows => {
+                    record.drop(UNREADABLE, &format!("{}, {location}", input.path.display()), &error.problem);
                 }
                 Err(RowError::Row(error) | RowError::Template(error)) => return Err(refused(error)),
             }

@@ -62,7 +62,7 @@ impl Sources<'_> {
     ///
     /// # Errors
     /// `data.today` is no date.
-    pub(super) fn chat_options(&self, source: &DataSource) -> Result<ChatOptions, RunError> {
+    pub(crate) fn chat_options(&self, source: &DataSource) -> Result<ChatOptions, RunError> {
         let data = &self.config.data;
         let template = match source.chat_template.as_ref().or(data.chat_template.as_ref()) {
             None => TemplateSource::Tokenizer,
@@ -96,24 +96,23 @@ pub(crate) fn packing(config: &Config) -> Packing {
     }
 }
 
-/// The settings of conversations by their keys, as TOML has them. Those of sources are with their paths.
-pub(crate) fn settings(config: &Config) -> Vec<(&'static str, String)> {
-    let data = &config.data;
-    let text = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
-    let of_sources: Vec<_> = data
-        .train
-        .0
-        .iter()
-        .map(|source| (source.format, source.chat_template.clone(), source.train_on))
-        .collect();
-    vec![
-        ("data.format", text(&data.format.unwrap_or_default())),
-        ("data.chat_template", data.chat_template.clone().unwrap_or("the tokenizer's".to_owned())),
-        ("data.chat_template_kwargs", serde_json::to_string(&data.chat_template_kwargs).unwrap_or_default()),
-        ("data.train_on", text(&data.train_on.unwrap_or_default())),
-        ("data.too_long", text(&data.too_long.unwrap_or_default())),
-        ("data.packing", text(&data.packing.unwrap_or_default())),
-        ("data.today", data.today.clone().unwrap_or_default()),
-        ("data.train", format!("{of_sources:?}")),
-    ]
+/// Keys of settings of conversations that differ between two configurations.
+pub(crate) fn changed_keys(before: &Config, now: &Config) -> Vec<&'static str> {
+    let (b, n) = (&before.data, &now.data);
+    // A source by a path that has changed is compared by its tokens.
+    let of_sources = |config: &Config| -> Vec<_> {
+        let sources = config.data.train.0.iter();
+        sources.map(|source| (source.format, source.chat_template.clone(), source.train_on)).collect()
+    };
+    let changed = [
+        ("data.format", b.format.unwrap_or_default() != n.format.unwrap_or_default()),
+        ("data.chat_template", b.chat_template != n.chat_template),
+        ("data.chat_template_kwargs", b.chat_template_kwargs != n.chat_template_kwargs),
+        ("data.train_on", b.train_on.unwrap_or_default() != n.train_on.unwrap_or_default()),
+        ("data.too_long", b.too_long.unwrap_or_default() != n.too_long.unwrap_or_default()),
+        ("data.packing", b.packing.unwrap_or_default() != n.packing.unwrap_or_default()),
+        ("data.today", b.today != n.today),
+        ("data.train", of_sources(before) != of_sources(now)),
+    ];
+    changed.into_iter().filter(|(_, is_changed)| *is_changed).map(|(key, _)| key).collect()
 }

@@ -12,13 +12,14 @@ use crate::corpus::{Corpus, Notice, validation_of_run};
 use crate::error::RunError;
 use crate::evaluate::{Evaluator, Tally};
 use crate::open_model::{OpenedModel, RunOrigin};
-use crate::paths;
+use crate::paths::{Sources, today};
 use crate::process_group::ProcessGroup;
 use crate::texts;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
+use xtrain_config::DataSource;
 use xtrain_data::{
     ChatOptions, DataError, Dataset, InputOptions, Packing, PrepareOptions, TokenStream, Tokenizer,
     Validation, holds_conversations, prepare_cached,
@@ -76,9 +77,14 @@ impl HeldOut {
         };
         let cache = temporary.as_ref().map(TempDir::path);
         let cache = options.cache.as_deref().or(cache).unwrap_or(Path::new(""));
+        // Conversations are rendered as in the model's run.
+        let chat = match &opened.run {
+            Some(run) => Sources::resolve(&run.config).chat_options(&DataSource::new(""))?,
+            None => ChatOptions { today: today(), ..ChatOptions::default() },
+        };
         let (mut streams, mut text_bytes, mut has_chat) = (Vec::new(), Some(0), false);
         for path in data {
-            let dataset = match dataset(path, &opened.tokenizer, options, cache, on_progress) {
+            let dataset = match dataset(path, &opened.tokenizer, &chat, options, cache, on_progress) {
                 Err(RunError::Data(DataError::Interrupted)) => return Ok(None),
                 dataset => dataset?,
             };
@@ -200,6 +206,7 @@ fn validation(
 fn dataset(
     path: &Path,
     tokenizer: &Tokenizer,
+    chat: &ChatOptions,
     options: &TextOptions,
     cache: &Path,
     on_progress: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
@@ -234,7 +241,7 @@ fn dataset(
     texts::log(&listing);
     let names_field = options.input.field != InputOptions::default().field;
     let is_chat = !names_field && holds_conversations(&listing.files)?;
-    let chat = is_chat.then(|| ChatOptions { today: paths::today(), ..ChatOptions::default() });
+    let chat = is_chat.then(|| chat.clone());
     let options = PrepareOptions { input: options.input.clone(), chat, ..PrepareOptions::default() };
     let made = prepare_cached(&listing.files, tokenizer, &options, cache, &mut |progress| {
         on_progress(EvalProgress::Tokenizing(path, progress))

@@ -83,12 +83,12 @@ impl Setup<'_> {
         let Some(before) = self.before.as_ref().filter(|_| config.data.today.is_some()) else {
             return Ok(());
         };
-        let (before, now) = (chat::settings(before), chat::settings(config));
-        let changes: Vec<String> = before
-            .into_iter()
-            .zip(now)
-            .filter(|(before, now)| before != now)
-            .map(|((key, before), (_, now))| format!("{key}: {before} -> {now}"))
+        let keys = chat::changed_keys(before, config);
+        let changes = diff(before, config);
+        let changes: Vec<String> = changes
+            .iter()
+            .filter(|change| keys.contains(&change.key.as_str()))
+            .map(Change::to_string)
             .collect();
         if changes.is_empty() {
             return Ok(());

@@ -153,7 +153,11 @@ impl<'a> Setup<'a> {
                 None => Some(processor.target().recipe()),
             },
             world_size: Some(process_group.rank().world_size),
-            chat_date: self.sources.chat_date()?,
+            chat_date: corpus
+                .has_chat
+                .then(|| self.sources.today())
+                .transpose()?
+                .map(|date| date.to_string()),
         };
         let mut planned = planned_for(parsed.resolve(&facts)?, process_group.rank())?;
         let config = &mut planned.resolved.config;

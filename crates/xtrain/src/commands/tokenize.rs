@@ -6,8 +6,7 @@ use crate::signals::Stop;
 use crate::terminal::{self, Bar, TextBar};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
-use xtrain_chat::{Date, TrainOn};
+use xtrain_chat::TrainOn;
 use xtrain_data::chat::{PreviewedRow, preview};
 use xtrain_data::{
     ChatOptions, DataError, Dataset, InputOptions, LearnProgress, PrepareOptions, SpecialTokens, Split, Take,
@@ -16,6 +15,7 @@ use xtrain_data::{
 };
 use xtrain_report::metrics;
 use xtrain_train::error::RunError;
+use xtrain_train::paths::today;
 use xtrain_train::source::load_tokenizer;
 use xtrain_train::texts;
 
@@ -99,11 +99,10 @@ fn chat_options(args: &ChatArgs) -> Result<ChatOptions, Failure> {
             "--chat-template-kwargs is no JSON object ({error}); write it as '{{\"enable_thinking\": false}}'"
         ))
     })?;
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     Ok(ChatOptions {
         template,
         kwargs,
-        today: args.today.unwrap_or_else(|| Date::of_unix_seconds(seconds)),
+        today: args.today.unwrap_or_else(today),
         train_on: match args.train_on.as_str() {
             "last" => TrainOn::Last,
             "all" => TrainOn::All,

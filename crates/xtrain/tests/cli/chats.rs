@@ -1,6 +1,6 @@
 //! Conversations: tokenized, shown, trained on, refused.
 
-use crate::place::Place;
+use crate::place::{Place, assert_same_file};
 use serde_json::{Value, json};
 
 /// A tokenizer of bytes with the marks of ChatML.
@@ -94,18 +94,12 @@ fn a_run_on_conversations_trains_evaluates_and_resumes_to_the_same_bits() {
     let resumed =
         format!("--resume {CHAT} --set train.steps=6 --set eval.every=3 --set schedule.kind=constant");
     place.train("part", &resumed).succeeds();
-    crate::place::assert_same_file(
-        &place.path("part/hf/model.safetensors"),
-        &place.path("whole/hf/model.safetensors"),
-    );
+    assert_same_file(&place.path("part/hf/model.safetensors"), &place.path("whole/hf/model.safetensors"));
     // The same rows as token shards, and beside plain text.
     place.run("tokenize chats.jsonl --tokenizer tok --chat-template chatml --out tokens").succeeds();
     let shards = CHAT.replace("data.train=chats.jsonl", "data.train=tokens");
     place.train("shards", &format!("{shards} --set train.steps=6 --set eval.every=3")).succeeds();
-    crate::place::assert_same_file(
-        &place.path("shards/hf/model.safetensors"),
-        &place.path("out/hf/model.safetensors"),
-    );
+    assert_same_file(&place.path("shards/hf/model.safetensors"), &place.path("out/hf/model.safetensors"));
 }
 
 #[test]
@@ -142,10 +136,10 @@ fn a_run_resumes_with_the_settings_of_its_conversations() {
         place.run(&format!("train run.toml --out out --resume {CHAT} --set train.steps=3 {more}"))
     };
     for (set, changed) in [
-        ("data.train_on=last", "data.train_on: assistant -> last"),
-        ("data.packing=none", "data.packing: whole -> none"),
-        ("data.today=2026-01-03", "data.today: 2026-01-02 -> 2026-01-03"),
-        ("data.chat_template_kwargs={a=true}", "data.chat_template_kwargs: null -> {\"a\":true}"),
+        ("data.train_on=last", "data.train_on: not set -> \"last\""),
+        ("data.packing=none", "data.packing: not set -> \"none\""),
+        ("data.today=2026-01-03", "data.today: \"2026-01-02\" -> \"2026-01-03\""),
+        ("data.chat_template_kwargs={a=true}", "data.chat_template_kwargs: not set -> { a = true }"),
     ] {
         resume(&format!("--set data.today=2026-01-02 --set {set}")).refuses(&[changed]);
     }
@@ -155,4 +149,46 @@ fn a_run_resumes_with_the_settings_of_its_conversations() {
         "today",
         "2026-11-29",
     ]);
+}
+
+#[test]
+fn a_run_whose_conversations_are_gone_keeps_attention_within_them() {
+    let place = place();
+    let sets = format!("{CHAT} --set schedule.kind=constant");
+    place.train("whole", &format!("{sets} --set train.steps=4")).succeeds();
+    place.train("out", &format!("{sets} --set train.steps=2")).succeeds();
+    std::fs::remove_file(place.path("chats.jsonl")).expect("removed");
+    let ran = place.train("out", &format!("--resume {sets} --set train.steps=4")).succeeds();
+    assert!(ran.stderr.contains("chats.jsonl does not exist; using its cached tokens"), "{}", ran.stderr);
+    let model = "hf/model.safetensors";
+    assert_same_file(&place.path(&format!("whole/{model}")), &place.path(&format!("out/{model}")));
+}
+
+#[test]
+fn conversations_are_evaluated_as_the_run_rendered_them() {
+    let place = place();
+    place.train("out", &format!("{CHAT} --set train.steps=2")).succeeds();
+    let said = place.run("eval out --data chats.jsonl").succeeds().stdout;
+    assert!(said.contains("nats per token") && !said.contains("bits per byte"), "{said}");
+    // The exported folder has no template.
+    place.run("eval out/hf --data chats.jsonl").refuses(&["no chat template"]);
+}
+
+#[test]
+fn rows_that_cannot_be_read_are_skipped_on_request() {
+    let place = place();
+    place.write("some.jsonl", (rows(3) + "{\"messages\": [\n" + &rows(3) + "{\"messages\": 1}\n").as_bytes());
+    let command = |skip: u64, out: &str| {
+        let options = "--tokenizer tok --chat-template chatml";
+        place.run(&format!("tokenize some.jsonl {options} --skip-bad-rows {skip} --out {out}"))
+    };
+    command(1, "few").refuses(&["some.jsonl, line 8"]);
+    let said = command(2, "enough").succeeds().stdout;
+    assert!(
+        said.contains("6 documents") && said.contains("2 of 8 rows dropped (2: a row that cannot"),
+        "{said}"
+    );
+    place
+        .run(&format!("train run.toml --out no {CHAT} --set data.tokenizer=bpe"))
+        .refuses(&["chats.jsonl", "data.tokenizer"]);
 }

@@ -7,6 +7,7 @@ mod vocabularies;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use vocabularies::{LLAMA3, TEXT, load_json, saved_json, spaced, trained, tricky_text, with_merge};
+use xtrain_chat::Encode;
 use xtrain_data::{CutRule, SpecialTokens, Tokenizer};
 
 /// A vocabulary in each form that has a fast path, with the reference tokenizer.
@@ -55,6 +56,7 @@ fn variants() -> Vec<(Tokenizer, tokenizers::Tokenizer)> {
     let over_newlines = with_merge(&with_merge(&llama2, "\n", "\n"), "a", "\n");
     let over_spaces = with_merge(&llama2, "e", "▁");
     [
+        without_bytes(&smollm),
         qwen,
         gpt2,
         llama3,
@@ -80,6 +82,19 @@ fn variants() -> Vec<(Tokenizer, tokenizers::Tokenizer)> {
         (load_json(json), reference)
     })
     .collect()
+}
+
+/// A byte-level vocabulary without the tokens of some bytes, and those made of them.
+fn without_bytes(json: &Value) -> Value {
+    // The bytes 0x01, 0xCC and 0x81, as that kind of vocabulary writes them.
+    let has_missing = |token: &str| token.contains(['\u{101}', '\u{cc}', '\u{123}']);
+    let mut json = json.clone();
+    json["model"]["vocab"].as_object_mut().unwrap().retain(|token, _| !has_missing(token));
+    json["model"]["merges"].as_array_mut().unwrap().retain(|merge| match merge {
+        Value::String(pair) => !has_missing(pair),
+        pair => !pair.as_array().unwrap().iter().any(|token| has_missing(token.as_str().unwrap())),
+    });
+    json
 }
 
 /// A vocabulary with words of another pattern, in which upper and lower case differ.
@@ -232,6 +247,66 @@ proptest! {
                 Ok(expected) => {
                     prop_assert_eq!(&tokenizer.encode(&text).unwrap(), &expected, "{:?}", text);
                     prop_assert_eq!(encode_cut(&tokenizer, &text, 1), expected, "{:?} in pieces", text);
+                }
+            }
+        }
+    }
+}
+
+/// Post-processors, which change the places of tokens.
+fn post_processors() -> Vec<Value> {
+    let bytes = |prefix: bool, trim: bool| {
+        json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": trim, "use_regex": true})
+    };
+    let template = json!({
+        "type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {},
+    });
+    let sequence =
+        |processors: [&Value; 2]| json!({"type": "Sequence", "processors": processors});
+    vec![
+        sequence([&bytes(false, true), &template]),
+        sequence([&bytes(false, true), &bytes(true, true)]),
+        Value::Null,
+        bytes(false, true),
+        bytes(true, true),
+        bytes(true, false),
+        template,
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn places_of_tokens_are_those_of_the_tokenizers_crate(
+        form in 0_usize..8,
+        processor in 0_usize..7,
+        added in added_tokens(),
+        has_flags in prop::bool::weighted(0.2),
+        texts in prop::collection::vec(prop_oneof![text_with_names(), tricky_text()], 30),
+    ) {
+        thread_local!(static FORMS: Vec<Value> = [vec![without_bytes(&saved_json(&trained()))], forms()].concat());
+        let mut json = FORMS.with(|forms| forms[form].clone());
+        json["post_processor"] = post_processors()[processor].clone();
+        for mut token in added {
+            for flag in ["lstrip", "rstrip", "single_word"] {
+                token[flag] = json!(has_flags && token[flag] == true);
+            }
+            json["added_tokens"].as_array_mut().unwrap().push(token);
+        }
+        let Some(tokenizer) = try_load(&json) else { return Err(TestCaseError::reject("two tokens with one id")) };
+        let reference = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
+        for text in texts {
+            let encode = || reference.encode_char_offsets(text.as_str(), false).unwrap();
+            match std::panic::catch_unwind(std::panic::AssertUnwindSafe(encode)) {
+                Err(_) => prop_assert!(tokenizer.encode(&text).is_err()),
+                Ok(expected) => {
+                    let tokens = Encode::encode(&tokenizer, &text, false, true).unwrap();
+                    let found: Vec<_> = tokens.iter().map(|token| (token.id, (token.start, token.end))).collect();
+                    let expected: Vec<_> =
+                        expected.get_ids().iter().copied().zip(expected.get_offsets().iter().copied()).collect();
+                    prop_assert_eq!(found, expected, "{:?}", text);
                 }
             }
         }

@@ -12,10 +12,13 @@ use serde_json::Value;
 use super::merge::{self, Caches, FastMap, Merges, WordCache};
 use super::words::{Digits, WordPattern, Words};
 
-/// A byte-level BPE vocabulary: 256 byte tokens and ranked merges.
+/// A byte-level BPE vocabulary: byte tokens and ranked merges.
 #[derive(Debug)]
 pub(super) struct ByteBpe {
+    /// The tokens of bytes. That of a byte without one is never read.
     byte_ids: [u32; 256],
+    /// Bytes without a token: some vocabularies lack control characters (SmolLM2).
+    missing: Option<Box<[bool; 256]>>,
     merges: Merges,
     /// Words that are tokens and skip the merges, for vocabularies with `ignore_merges`.
     whole_words: Option<FastMap<Box<[u8]>, u32>>,
@@ -34,10 +37,14 @@ impl ByteBpe {
         }
         let vocab = model.get("vocab")?.as_object()?;
         let id_of = |token: &str| vocab.get(token)?.as_u64().and_then(|id| u32::try_from(id).ok());
-        let mut byte_ids = [0; 256];
+        let (mut byte_ids, mut missing) = ([0; 256], [false; 256]);
         for byte in 0..=255_u8 {
-            byte_ids[byte as usize] = id_of(byte_char(byte).encode_utf8(&mut [0; 4]))?;
+            match id_of(byte_char(byte).encode_utf8(&mut [0; 4])) {
+                Some(id) => byte_ids[byte as usize] = id,
+                None => missing[byte as usize] = true,
+            }
         }
+        let missing = missing.contains(&true).then(|| Box::new(missing));
         let merges = merge::rank_merges(&merge::parse_merges(model)?, id_of)?;
         let words = words(json.get("pre_tokenizer")?)?;
         if words.is_none() && !merges.is_empty() {
@@ -47,7 +54,7 @@ impl ByteBpe {
         let whole_words = ignore_merges.then(|| {
             vocab.keys().filter_map(|token| Some((token_bytes(token)?.into(), id_of(token)?))).collect()
         });
-        Some(ByteBpe { byte_ids, merges, whole_words, words, caches: Caches::default() })
+        Some(ByteBpe { byte_ids, missing, merges, whole_words, words, caches: Caches::default() })
     }
 
     /// True if there are no merges, so that text may be split anywhere.
@@ -55,7 +62,12 @@ impl ByteBpe {
         self.words.is_none()
     }
 
-    /// Appends the tokens of `text`.
+    /// True if a byte of `text` has no token, so that the `tokenizers` crate must encode it.
+    pub(super) fn lacks_byte_of(&self, text: &str) -> bool {
+        self.missing.as_ref().is_some_and(|missing| text.bytes().any(|byte| missing[byte as usize]))
+    }
+
+    /// Appends the tokens of `text`, whose bytes all have one.
     pub(super) fn encode(&self, text: &str, out: &mut Vec<u32>) {
         let Some(words) = self.words else {
             out.extend(text.bytes().map(|b| self.byte_ids[b as usize]));

@@ -8,8 +8,11 @@ use serde_json::Value;
 use xtrain_chat::template::special_tokens;
 use xtrain_chat::{ChatError, Encode, EncodedToken, TemplateSettings, Templates};
 
-use super::{MAX_HF_BYTES, Tokenizer};
+use super::encoder::Encoder;
+use super::placed_bpe::PlacedBpe;
+use super::{MAX_HF_BYTES, Tokenizer, may_change_under_nfc};
 use crate::catch_panic::catch_panic;
+use crate::error::DataError;
 
 /// Text put before a piece that is no beginning, so that no space is put before the piece. It is a token of
 /// its own, or the piece is refused.
@@ -64,7 +67,25 @@ impl Tokenizer {
         matches!((ids("a"), ids(" a")), (Ok(one), Ok(other)) if one == other)
     }
 
+    /// As [`Tokenizer::encode_with_places`], by the fast path; `None` for a text or a tokenizer that it does
+    /// not encode.
+    fn encode_with_places_fast(&self, text: &str) -> Result<Option<Vec<EncodedToken>>, ChatError> {
+        let Encoder::ByteBpe { bpe, nfc } = &self.encoder else { return Ok(None) };
+        let placed = self.placed.get_or_init(|| PlacedBpe::from_tokenizer(&self.hf));
+        let Some(placed) = placed.as_ref().filter(|_| !bpe.lacks_byte_of(text)) else { return Ok(None) };
+        if *nfc && text.chars().any(may_change_under_nfc) {
+            let refused = |error: DataError| ChatError::new(error.to_string(), "check tokenizer.json");
+            if self.normalise(text).map_err(refused)? != text {
+                return Ok(None);
+            }
+        }
+        Ok(Some(placed.encode(bpe, text)))
+    }
+
     fn encode_with_places(&self, text: &str, splits_special: bool) -> Result<Vec<EncodedToken>, ChatError> {
+        if !splits_special && let Some(tokens) = self.encode_with_places_fast(text)? {
+            return Ok(tokens);
+        }
         let refused = |problem: String| ChatError::new(problem, "check the text, or tokenizer.json");
         let hf = if splits_special { self.hf_plain_text() } else { &self.hf };
         let _share = self.budget.take(text.len());

@@ -197,6 +197,7 @@ pub(super) fn from_parts(
         splits_special_tokens: built.splits_special_tokens,
         encoder,
         added: in_text,
+        placed: OnceLock::new(),
         normalized_size,
         budget: ByteBudget::new(MAX_HF_BYTES),
         cut: cut.map_or_else(OnceLock::new, OnceLock::from),

@@ -21,6 +21,7 @@ mod load;
 mod long_text;
 mod merge;
 mod normalized_size;
+mod placed_bpe;
 mod read_tokenizer;
 mod regex_limits;
 mod shape;
@@ -54,6 +55,7 @@ use byte_budget::ByteBudget;
 use encoder::Encoder;
 use long_text::LongText;
 use normalized_size::NormalizedSize;
+use placed_bpe::PlacedBpe;
 use space_bpe::Prefix;
 use train_bpe::WordCounts;
 
@@ -74,6 +76,8 @@ pub struct Tokenizer {
     splits_special_tokens: bool,
     encoder: Encoder,
     added: AddedInText,
+    /// What places of tokens need beside the encoder, if it finds them; created when first needed.
+    placed: OnceLock<Option<PlacedBpe>>,
     /// Limits the text after normalization.
     normalized_size: NormalizedSize,
     /// Limits the text that the `tokenizers` crate encodes at a time.
@@ -225,11 +229,12 @@ impl Tokenizer {
                 }
             }
             Encoder::ByteBpe { bpe, nfc } => {
-                // No character below U+0300 changes under NFC.
-                let changes = *nfc && text.chars().any(|c| c >= '\u{300}');
+                let changes = *nfc && text.chars().any(may_change_under_nfc);
                 let normalized =
                     if changes { Cow::Owned(self.normalise(text)?) } else { Cow::Borrowed(text) };
-                if self.added.occurs_in(text) || self.added.occurs_in_normalized(&normalized) {
+                let has_added =
+                    self.added.occurs_in(text) || self.added.occurs_in_normalized(&normalized);
+                if has_added || bpe.lacks_byte_of(&normalized) {
                     return self.encode_with_hf(text);
                 }
                 bpe.encode(&normalized, &mut ids);
@@ -481,6 +486,11 @@ pub enum SpecialTokens {
     Hide,
     /// Write their names.
     Show,
+}
+
+/// True for a character that may change under NFC: none below U+0300 does.
+fn may_change_under_nfc(c: char) -> bool {
+    c >= '\u{300}'
 }
 
 /// Bytes of text per batch in which training counts words.

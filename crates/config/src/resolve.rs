@@ -103,12 +103,6 @@ impl Parsed {
         if let Some(model) = &model {
             config.model.fill_from(model);
             describes_experts = rules::experts(&config, model, &mut report);
-            if model.mixture.is_some() && facts.chat_date.is_some() {
-                let message = "the model has experts, whose balance would count padding of conversations; that is not \
-                               supported yet. Train a model without experts, or read the rows as text with \
-                               `format = \"text\"`";
-                report.about(&["data.train"], message.to_owned());
-            }
             if let Some(mixture) = &model.mixture {
                 config.experts.fill_from(mixture, facts.init_balance_loss);
             }

@@ -73,11 +73,11 @@ proptest! {
             let batch = loader.batch(sample, 1).unwrap();
             let here = loader.counts(sample..sample + 1);
             prop_assert_eq!(here.trained, batch.targets.iter().filter(|&&t| t != IGNORED_TARGET).count() as u64);
-            prop_assert_eq!((here.inputs, here.trained), (batch.inputs as u64, batch.valid_targets as u64));
+            prop_assert_eq!(here, batch.counts());
             counts = counts.plus(here);
             let mut at = 0;
             let mut in_window = 0;
-            while at < batch.inputs {
+            while at < batch.row_inputs[0] {
                 let Some((tokens, trained)) = expected.remove(&batch.tokens[at]) else {
                     return Err(TestCaseError::fail(format!("an unknown document at {at}")));
                 };

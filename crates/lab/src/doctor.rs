@@ -263,7 +263,7 @@ fn train_small_model(processor: Processor) -> Result<(), String> {
         positions: (0..count).map(|i| (i % seq_len) as i32).collect(),
         doc_start: vec![0; count],
         valid_targets: count,
-        inputs: count,
+        row_inputs: vec![seq_len; sequences],
     };
     let mut losses = Vec::new();
     for step in 0..STEPS {

@@ -128,7 +128,7 @@ impl Probe {
     ) -> Result<f64, RunError> {
         let (batch_size, micro) = (self.config.train.batch_size, self.config.train.micro_batch_size());
         let first = self.first + ahead * batch_size as u64;
-        let valid_targets = self.corpus.loader.counts(first..first + batch_size as u64).trained as usize;
+        let counts = self.corpus.loader.counts(first..first + batch_size as u64);
         let (spec, step) = (&self.spec, self.checkpoint.step() + ahead);
         let mut loss = 0.0;
         for n in 0..self.micro_steps() {
@@ -138,7 +138,7 @@ impl Probe {
             let batch = self.corpus.loader.batch(first + (n * micro) as u64, micro)?;
             let engine = weights.engine();
             let mut make = || -> Result<Outputs, LearnError> {
-                feed(engine, id, &batch, spec.document_mask, valid_targets)?;
+                feed(engine, id, &batch, spec.document_mask, counts)?;
                 if spec.dropout > 0.0 {
                     let draws = draws(spec, self.config.train.seed, step, n);
                     engine.write_input(id, io::RNG, bytemuck::cast_slice(&draws))?;

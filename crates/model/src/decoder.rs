@@ -99,6 +99,9 @@ pub mod io {
     pub const PADDING: &str = "padding";
     /// `f32[]`: one over the number of targets in the whole global batch.
     pub const INV_TARGETS: &str = "inv_targets";
+    /// `f32[]`, if losses of routers are computed: one over the number of tokens in the whole global batch,
+    /// padding not counted.
+    pub const INV_TOKENS: &str = "inv_tokens";
     /// `i32[t]`: the source of each token, if losses are summed by source.
     pub const SOURCES: &str = "sources";
     /// `u32[4]`: seed (low, high), step, index of the first token within the global batch.
@@ -206,7 +209,7 @@ pub fn trace_loss(
     let hidden_td = trace.hidden(t)?;
     let head_vd = trace.head(t);
     let targets = t.input(io::TARGETS, TensorType::new(DType::I32, [batch.tokens()]));
-    let inv_targets = inv_targets(t);
+    let inv_targets = t.input(io::INV_TARGETS, TensorType::new(DType::F32, []));
     let op = LinearCrossEntropy { chunk_tokens, z_loss, terms: sources > 0 };
     let outputs = t.site(HEAD).apply(op, &[hidden_td, head_vd, targets, inv_targets])?;
     t.output(io::OBJECTIVE, outputs[0]);
@@ -228,11 +231,6 @@ pub fn trace_loss(
         }
     }
     Ok(outputs[0])
-}
-
-/// One over the number of targets.
-fn inv_targets(t: &mut Tracer) -> ValueId {
-    t.input(io::INV_TARGETS, TensorType::new(DType::F32, []))
 }
 
 /// Traces the model up to the logits of the tokens that the input [`io::ROWS`] names (`rows` of them); the
@@ -457,7 +455,8 @@ impl<'a> Trace<'a> {
         let dispatched = t.site("mlp.dispatch").apply(e.dispatch(tokens), &[ids])?;
         let [starts, counts, rows, sources] = [0, 1, 2, 3].map(|n| dispatched[n]);
         if let Some(balancing) = self.balancing {
-            let inputs = [logits, ids, counts, inv_targets(t)];
+            let inv_tokens = t.input(io::INV_TOKENS, TensorType::new(DType::F32, []));
+            let inputs = [logits, ids, counts, inv_tokens];
             self.router_losses(t, e, balancing, inputs)?;
         }
         let x_rows = t.site("mlp.permute").apply(Permute, &[x, sources, rows])?[0];
@@ -475,7 +474,7 @@ impl<'a> Trace<'a> {
         Ok(t.site("mlp.unpermute").apply(Unpermute, &inputs)?[0])
     }
 
-    /// The losses of a router, from its logits, the ids and the loads of experts, and one over the targets: a
+    /// The losses of a router, from its logits, the ids and the loads of experts, and one over the tokens: a
     /// further value to differentiate, and figures.
     fn router_losses(
         &mut self,

@@ -134,7 +134,7 @@ fn batch(text: &[u8], step: u64) -> Result<TokenBatch, Box<dyn Error>> {
         positions: (0..sequences).flat_map(|_| 0..seq_len as i32).collect(),
         doc_start: vec![0; sequences * seq_len],
         valid_targets: sequences * seq_len,
-        inputs: sequences * seq_len,
+        row_inputs: vec![seq_len; sequences],
     })
 }
 

@@ -29,7 +29,7 @@ pub fn random_batch(spec: &TrainingSpec, n: u32) -> Batch {
         positions: (0..count).map(|i| (i % seq_len) as i32 - doc_start[i]).collect(),
         doc_start,
         valid_targets: count,
-        inputs: count,
+        row_inputs: vec![seq_len; sequences],
     }
 }
 

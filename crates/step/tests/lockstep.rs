@@ -327,8 +327,7 @@ impl Steps {
             let all = Batch { sequences: ranks * MICRO_STEPS * BATCH.sequences, ..BATCH };
             let batch = random_batch(all, spec.model.vocab_size, number);
             let batch = if spec.document_mask { in_documents(batch) } else { batch };
-            let valid_targets = batch.valid_targets;
-            let step = Step { number, lr: 1e-2, valid_targets, micro_steps: MICRO_STEPS };
+            let step = Step { number, lr: 1e-2, counts: batch.counts(), micro_steps: MICRO_STEPS };
             for n in 0..MICRO_STEPS {
                 let first = (n * ranks + rank) * BATCH.sequences;
                 learner.micro_step(&step, n, &slice(&batch, first, BATCH.sequences))?;

@@ -5,7 +5,7 @@ use crate::process_group::ProcessGroup;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use xtrain_data::{Batch as TokenBatch, IGNORED_TARGET, Validation};
+use xtrain_data::{Batch as TokenBatch, IGNORED_TARGET, TokenCounts, Validation};
 use xtrain_model::decoder::{Batch, Loss, io};
 use xtrain_rank::Rank;
 use xtrain_runtime::{Part, ProgramId, Ticket};
@@ -79,7 +79,7 @@ impl Evaluator {
         source_of: &[i32],
     ) -> Result<Ticket, LearnError> {
         let engine = weights.engine();
-        feed(engine, self.id, batch, self.document_mask, 1)?;
+        feed(engine, self.id, batch, self.document_mask, TokenCounts::full(1))?;
         if self.sources > 0 {
             engine.write_input(self.id, io::SOURCES, bytemuck::cast_slice(source_of))?;
         }

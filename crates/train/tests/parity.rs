@@ -68,7 +68,7 @@ impl Golden {
             seq_len: self.batch.seq_len,
             tokens: tokens.to_vec(),
             valid_targets: targets.iter().filter(|&&t| t >= 0).count(),
-            inputs: targets.len(),
+            row_inputs: vec![self.batch.seq_len; self.batch.sequences],
             targets: targets.to_vec(),
             positions: (0..tokens.len()).map(|i| (i % self.batch.seq_len) as i32).collect(),
             doc_start: vec![0; tokens.len()],

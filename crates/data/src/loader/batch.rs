@@ -1,6 +1,6 @@
 //! A batch of packed sequences.
 
-use super::bins::{Document, Packing};
+use super::bins::{Document, Packing, TokenCounts};
 use super::split::WindowContent;
 use crate::error::{DataError, Result};
 use crate::stream::TokenStream;
@@ -27,8 +27,8 @@ pub struct Batch {
     pub doc_start: Vec<i32>,
     /// Number of targets that are not ignored.
     pub valid_targets: usize,
-    /// Number of positions with an input token; the others are padding.
-    pub inputs: usize,
+    /// Number of positions of each sequence with an input token; those after them are padding.
+    pub row_inputs: Vec<usize>,
 }
 
 /// Restriction of attention and positions to documents.
@@ -72,8 +72,14 @@ impl Batch {
             positions: column(),
             doc_start: column(),
             valid_targets: 0,
-            inputs: 0,
+            row_inputs: Vec::with_capacity(batch_size),
         }
+    }
+
+    /// The numbers of its inputs and trained targets.
+    pub fn counts(&self) -> TokenCounts {
+        let inputs = self.row_inputs.iter().sum::<usize>();
+        TokenCounts { inputs: inputs as u64, trained: self.valid_targets as u64 }
     }
 
     /// Appends a window of `stream`, padded to S with token 0 and ignored targets.
@@ -104,7 +110,7 @@ impl Batch {
         self.targets.extend_from_slice(&window[1..]);
         self.targets.extend(std::iter::repeat_n(IGNORED_TARGET, padding));
         self.valid_targets += targets;
-        self.inputs += targets;
+        self.row_inputs.push(targets);
         let mut document_starts = Vec::new();
         if mask == DocumentMask::On {
             stream.document_ends(start + 1..start + targets as u64, &mut document_starts)?;
@@ -141,7 +147,7 @@ impl Batch {
             self.doc_start.extend(std::iter::repeat_n(begin, document.inputs()));
         }
         let inputs = self.tokens.len() - row;
-        self.inputs += inputs;
+        self.row_inputs.push(inputs);
         self.push_positions_without_input(inputs);
         self.batch_size += 1;
         Ok(())
@@ -162,6 +168,7 @@ impl Batch {
         self.targets.extend(std::iter::repeat_n(IGNORED_TARGET, self.seq_len));
         self.positions.extend(0..self.seq_len as i32);
         self.doc_start.extend(std::iter::repeat_n(0, self.seq_len));
+        self.row_inputs.push(0);
         self.batch_size += 1;
     }
 }

@@ -106,6 +106,11 @@ pub struct TokenCounts {
 }
 
 impl TokenCounts {
+    /// Those of full windows with so many positions, all of whose targets are trained.
+    pub fn full(positions: u64) -> TokenCounts {
+        TokenCounts { inputs: positions, trained: positions }
+    }
+
     /// The sum of both.
     #[must_use]
     pub fn plus(self, other: TokenCounts) -> TokenCounts {
@@ -413,7 +418,7 @@ mod tests {
                 let inputs: usize = bins.documents(bin).iter().map(Document::inputs).sum();
                 prop_assert!(inputs <= 64 && inputs > 0);
                 prop_assert!(!one_each || bins.documents(bin).len() == 1);
-                prop_assert_eq!(bins.counts(bin), TokenCounts { inputs: inputs as u64, trained: inputs as u64 });
+                prop_assert_eq!(bins.counts(bin), TokenCounts::full(inputs as u64));
                 seen.extend(bins.documents(bin).iter().map(|d| d.start));
             }
             seen.sort_unstable();

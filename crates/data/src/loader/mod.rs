@@ -155,8 +155,7 @@ impl Loader {
 
     /// The counts of so many windows of parts of a stream: in training they are full.
     fn full_windows(&self, count: u64) -> TokenCounts {
-        let targets = count * self.options.seq_len as u64;
-        TokenCounts { inputs: targets, trained: targets }
+        TokenCounts::full(count * self.options.seq_len as u64)
     }
 
     fn counts_of(&self, sample: u64) -> TokenCounts {

@@ -174,7 +174,7 @@ impl Windows {
         match self {
             Windows::Ranges(ranges) => {
                 let targets = ranges.locate(window).1 as u64;
-                TokenCounts { inputs: targets, trained: targets }
+                TokenCounts::full(targets)
             }
             Windows::Bins(bins) => bins.counts(window),
         }

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_config::{Config, ParallelConfig, Parsed};
+use xtrain_data::TokenCounts;
 use xtrain_distributed::{Communicator, OneOf, Pace, PaceTime};
 use xtrain_model::FixedRouting;
 use xtrain_planner::estimate::{Device, Timeline};
@@ -218,7 +219,7 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
         let begun = Instant::now();
         let mut flying = VecDeque::new();
         for _ in 0..steps {
-            let step = Step { number, lr: LR, valid_targets: all_tokens as usize, micro_steps };
+            let step = Step { number, lr: LR, counts: TokenCounts::full(all_tokens), micro_steps };
             for n in 0..micro_steps {
                 bench.micro_step(&step, n, number as usize * micro_steps + n)?;
             }
@@ -360,7 +361,7 @@ mod tests {
         "#;
         let parsed = Config::parse(Path::new("run.toml"), run.as_bytes(), &[""; 0]).expect("it is valid");
         let mut bench = StepBench::new(&parsed, None, None).expect("it fits");
-        let step = Step { number: 0, lr: LR, valid_targets: 16, micro_steps: 1 };
+        let step = Step { number: 0, lr: LR, counts: TokenCounts::full(16), micro_steps: 1 };
         bench.micro_step(&step, 0, 0).expect("a micro-step");
         let ticket = bench.learner.fetch().expect("a result");
         let losses = bench.learner.collect(ticket).expect("a result").source_losses;
@@ -381,7 +382,7 @@ mod tests {
         let mixture = parsed(&mixture);
         let loads = |routing| {
             let mut bench = StepBench::new(&mixture, None, Some(routing)).expect("it fits");
-            let step = Step { number: 0, lr: LR, valid_targets: 128, micro_steps: 1 };
+            let step = Step { number: 0, lr: LR, counts: TokenCounts::full(128), micro_steps: 1 };
             bench.micro_step(&step, 0, 0).expect("a micro-step");
             let ticket = bench.learner.fetch().expect("a result");
             bench.learner.collect(ticket).expect("a result").experts

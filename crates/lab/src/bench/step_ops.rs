@@ -5,6 +5,7 @@ use super::step::{LR, StepBench, ceiling};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use xtrain_config::Parsed;
+use xtrain_data::TokenCounts;
 use xtrain_planner::estimate::OpWork;
 use xtrain_planner::median::median;
 use xtrain_runtime::{TimedWork, Timing};
@@ -37,7 +38,7 @@ pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
     let ceiling = ceiling(&parsed.config)?;
     let mut bench = StepBench::new(parsed, None, None)?;
     let id = bench.learner.program();
-    let valid_targets = bench.learner.spec().batch.tokens();
+    let counts = TokenCounts::full(bench.learner.spec().batch.tokens() as u64);
     let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     // The first for what is done once, the second for warmth.
     for n in 0..repeats.max(1) + 2 {
@@ -45,7 +46,7 @@ pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
             let engine = bench.learner.weights().engine();
             engine.set_timing(Timing::Ops { repeats: 1 }).map_err(LearnError::from)?;
         }
-        bench.micro_step(&Step { number: n as u64, lr: LR, valid_targets, micro_steps: 1 }, 0, n)?;
+        bench.micro_step(&Step { number: n as u64, lr: LR, counts, micro_steps: 1 }, 0, n)?;
         let times = bench.learner.weights().engine().take_times().map_err(LearnError::from)?;
         for timed in times {
             if let (TimedWork::Instance(index), true) = (timed.work, n > 1) {

@@ -57,10 +57,10 @@ impl<'a, T: Real> RouterBatch<'a, T> {
         let numbers = |view: View<'_>| -> Vec<f64> {
             with_real!(view.ty.dtype, C => view.reals::<C>().iter().map(|x| x.f64()).collect())
         };
-        let (counts, inv_targets) = (numbers(inputs[2]), numbers(inputs[3])[0]);
+        let (counts, inv_tokens) = (numbers(inputs[2]), numbers(inputs[3])[0]);
         let tokens = counts.iter().sum::<f64>() / top_k as f64;
         let [balance_factor, z_factor] = match tokens > 0.0 {
-            true => [inv_targets * counts.len() as f64 / tokens, inv_targets],
+            true => [inv_tokens * counts.len() as f64 / tokens, inv_tokens],
             false => [0.0; 2],
         };
         let counts = counts.into_iter().map(T::from_f64).collect();

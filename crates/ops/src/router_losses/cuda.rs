@@ -25,7 +25,7 @@ kernel_struct! {
         logits: DevicePtr,
         ids: DevicePtr,
         counts: DevicePtr,
-        inv_targets: DevicePtr,
+        inv_tokens: DevicePtr,
         terms: DevicePtr,
         dlogits: DevicePtr,
         objective: DevicePtr,
@@ -46,13 +46,13 @@ kernel_struct! {
 
 /// The arguments without outputs and workspace.
 fn arguments(losses: &RouterLosses, operands: &Operands<'_>) -> Arguments {
-    let [logits, ids, counts, inv_targets] = [0, 1, 2, 3].map(|n| operands.inputs[n]);
+    let [logits, ids, counts, inv_tokens] = [0, 1, 2, 3].map(|n| operands.inputs[n]);
     let (tokens, experts) = logits.ty.shape.rows_cols();
     Arguments {
         logits: logits.place,
         ids: ids.place,
         counts: counts.place,
-        inv_targets: inv_targets.place,
+        inv_tokens: inv_tokens.place,
         terms: DevicePtr(0),
         dlogits: DevicePtr(0),
         objective: DevicePtr(0),

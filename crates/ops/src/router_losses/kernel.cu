@@ -8,7 +8,7 @@ struct Arguments {
     const float* logits;
     const int* ids;
     const float* counts;
-    const float* inv_targets;
+    const float* inv_tokens;
     // [tokens, 2]: counts . P and logsumexp^2.
     float* terms;
     float* dlogits;
@@ -89,11 +89,11 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS) router_sums(Arguments 
         __syncthreads();
     }
     if (threadIdx.x > 0) return;
-    // Without tokens, inv_targets may be infinite.
+    // Without tokens, inv_tokens may be infinite.
     copies = space[2][0];
-    double inv_targets = copies > 0.0 ? *args.inv_targets : 0.0;
-    balance = copies > 0.0 ? inv_targets * args.experts * args.top_k / copies * space[0][0] : 0.0;
-    z = inv_targets * space[1][0];
+    double inv_tokens = copies > 0.0 ? *args.inv_tokens : 0.0;
+    balance = copies > 0.0 ? inv_tokens * args.experts * args.top_k / copies * space[0][0] : 0.0;
+    z = inv_tokens * space[1][0];
     double objective = args.balance_weight * balance + args.z_weight * z;
     *args.objective = (float)objective + (args.add_objective ? *args.objective : 0.0f);
     *args.balance = (float)balance + (args.add_balance ? *args.balance : 0.0f);
@@ -113,8 +113,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) router_losses_grad(Argu
     for (u32 e = lane; e < args.experts; e += 32) copies += args.counts[e];
     copies = warp_sum(copies);
     Token of = token_of(args, token);
-    float inv_targets = *args.inv_targets;
-    float balance = args.balance_weight * inv_targets * (float)args.experts * (float)args.top_k / copies, z = 2.0f * args.z_weight * inv_targets * of.lse;
+    float inv_tokens = *args.inv_tokens;
+    float balance = args.balance_weight * inv_tokens * (float)args.experts * (float)args.top_k / copies, z = 2.0f * args.z_weight * inv_tokens * of.lse;
     for (u32 e = lane; e < args.experts; e += 32) {
         float logit = of.logits[e], slope = of.share(logit);
         if (args.is_sigmoid) slope *= 1.0f - sigmoid(logit);

@@ -17,7 +17,7 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Rebuild, Role};
 use xtrain_tensor::{DType, TensorType};
 
-/// `(logits_te, ids_tk i32, counts_e, inv_targets []) -> (objective [], balance [], z [])`. With T the tokens
+/// `(logits_te, ids_tk i32, counts_e, inv_tokens []) -> (objective [], balance [], z [])`. With T the tokens
 /// of the micro-batch that are not padding:
 ///
 /// * `balance` = e / T sum_e counts_e P_e, with P_e the mean share of expert e in the scores of a token (its
@@ -25,10 +25,10 @@ use xtrain_tensor::{DType, TensorType};
 /// * `z` = mean of logsumexp(logits)^2 over tokens.
 /// * `objective` = `balance_weight * balance + z_weight * z`.
 ///
-/// Each is multiplied by `T inv_targets`, with inv_targets one over the targets of the global batch. The
-/// outputs accumulate over micro-steps, so that they are means over tokens in the end if every token has a
-/// target: those of micro-batches, because counts are of a micro-batch. All are 0 if all tokens are padding,
-/// which has ids of -1.
+/// Each is multiplied by `T inv_tokens`, with inv_tokens one over the tokens of the global batch, padding not
+/// counted. The outputs accumulate over micro-steps, so that they are means over tokens in the end: those of
+/// micro-batches, because counts are of a micro-batch. All are 0 if all tokens are padding, which has ids of
+/// -1.
 ///
 /// ids and counts come from [`Route`](crate::route::Route) and [`Dispatch`](crate::dispatch::Dispatch), and
 /// there are at most 2^24 copies of tokens. The objective must itself be a loss, whose gradient is 1. counts
@@ -56,10 +56,10 @@ impl RouterLosses {
             inputs[1].dtype == DType::I32 && matches!(*inputs[1].shape, [t, k] if t == tokens && k > 0);
         OpError::ensure(is_choice, || format!("ids must be i32[{tokens}, k], not {}", inputs[1]))?;
         float_shaped("counts", inputs[2], &[experts])?;
-        float_shaped("inv_targets", inputs[3], &[])?;
+        float_shaped("inv_tokens", inputs[3], &[])?;
         let is_plain = |ty: TensorType| ty.dtype == DType::F32 || ty.dtype == inputs[0].dtype;
         OpError::ensure(is_plain(inputs[2]) && is_plain(inputs[3]), || {
-            format!("counts and inv_targets must be f32, not {} and {}", inputs[2], inputs[3])
+            format!("counts and inv_tokens must be f32, not {} and {}", inputs[2], inputs[3])
         })
     }
 }
@@ -102,12 +102,12 @@ impl Differentiable for RouterLosses {
     }
 }
 
-/// `(logits_te, ids_tk i32, counts_e, inv_targets []) -> dlogits_te`: the gradient of the objective. With P
+/// `(logits_te, ids_tk i32, counts_e, inv_tokens []) -> dlogits_te`: the gradient of the objective. With P
 /// for the shares of a token, w = P for the softmax and P (1 - sigmoid(logits)) for the sigmoid, and p for
 /// the softmax of the logits:
 ///
 /// ```text
-/// dlogits_e = inv_targets (balance_weight e / T w_e (counts_e - counts . P) + 2 z_weight logsumexp p_e)
+/// dlogits_e = inv_tokens (balance_weight e / T w_e (counts_e - counts . P) + 2 z_weight logsumexp p_e)
 /// ```
 ///
 /// That of padding is 0.

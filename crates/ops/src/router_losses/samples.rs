@@ -45,10 +45,10 @@ fn grad((losses, shape): (RouterLosses, [usize; 3])) -> Sample {
 /// Logits so small that the sum of their sigmoids is 0 in f32.
 fn underflowing() -> [SampleInput; 4] {
     let shape @ [tokens, _, experts] = [11, 2, 40];
-    let [_, ids, counts, inv_targets] = inputs(shape);
+    let [_, ids, counts, inv_tokens] = inputs(shape);
     let logits = (0..tokens * experts).map(|n| -200.0 - (n % 7) as f64).collect();
     let logits = SampleInput::activation([tokens, experts]).fill(Fill::Values(logits));
-    [logits, ids, counts, inv_targets]
+    [logits, ids, counts, inv_tokens]
 }
 
 impl Sampled for RouterLosses {

@@ -13,7 +13,7 @@ fn tensor(dtype: DType, shape: &[usize], values: &[f64]) -> HostTensor {
 }
 
 /// Inputs for these logits and experts of tokens.
-fn inputs(logits: HostTensor, top_k: usize, ids: &[f64], inv_targets: f64) -> [HostTensor; 4] {
+fn inputs(logits: HostTensor, top_k: usize, ids: &[f64], inv_tokens: f64) -> [HostTensor; 4] {
     let (tokens, experts) = logits.ty().shape.rows_cols();
     let counts: Vec<f64> =
         (0..experts).map(|e| ids.iter().filter(|id| **id == e as f64).count() as f64).collect();
@@ -21,7 +21,7 @@ fn inputs(logits: HostTensor, top_k: usize, ids: &[f64], inv_targets: f64) -> [H
         logits,
         tensor(DType::I32, &[tokens, top_k], ids),
         tensor(DType::F32, &[experts], &counts),
-        tensor(DType::F32, &[], &[inv_targets]),
+        tensor(DType::F32, &[], &[inv_tokens]),
     ]
 }
 

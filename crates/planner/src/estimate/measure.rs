@@ -160,7 +160,7 @@ fn measure(processor: Processor, recipe: Recipe, rates: &Rates) -> Result<Factor
             learner.weights().engine().set_timing(Timing::Ops { repeats: 1 }).map_err(LearnError::from)?;
         }
         let batch = random_batch(learner.spec(), n as u32);
-        let step = Step { number: n as u64, lr: 1e-4, valid_targets: batch.valid_targets, micro_steps: 1 };
+        let step = Step { number: n as u64, lr: 1e-4, counts: batch.counts(), micro_steps: 1 };
         learner.micro_step(&step, 0, &batch)?;
         for timed in learner.weights().engine().take_times().map_err(LearnError::from)? {
             if let TimedWork::Instance(index) = timed.work {

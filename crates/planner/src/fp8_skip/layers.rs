@@ -240,7 +240,7 @@ impl Blocks {
     /// Writes the inputs of a step.
     fn feed(&self, engine: &mut dyn Engine, id: ProgramId, n: usize) -> Result<(), LearnError> {
         let batch = random_batch(&self.spec, n as u32);
-        feed(engine, id, &batch, self.spec.document_mask, batch.valid_targets)?;
+        feed(engine, id, &batch, self.spec.document_mask, batch.counts())?;
         if self.spec.dropout > 0.0 {
             let draws = draws(&self.spec, 0, n as u64, 0);
             engine.write_input(id, io::RNG, bytemuck::cast_slice(&draws))?;

@@ -1,17 +1,18 @@
 //! Inputs of a program that reads a batch: tokens and the random key of dropout.
 
 use crate::training_spec::TrainingSpec;
-use xtrain_data::{Batch as TokenBatch, IGNORED_TARGET};
+use xtrain_data::{Batch as TokenBatch, TokenCounts};
 use xtrain_model::decoder::io;
 use xtrain_runtime::{Engine, EngineError, ProgramId};
 
-/// Writes a batch into a program's inputs; the loss is divided by `valid_targets`.
+/// Writes a batch into a program's inputs. The loss is divided by the trained targets of `counts`, losses of
+/// routers by its inputs.
 pub fn feed(
     engine: &mut dyn Engine,
     id: ProgramId,
     batch: &TokenBatch,
     document_mask: bool,
-    valid_targets: usize,
+    counts: TokenCounts,
 ) -> Result<(), EngineError> {
     engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&batch.tokens))?;
     engine.write_input(id, io::TARGETS, bytemuck::cast_slice(&batch.targets))?;
@@ -22,18 +23,18 @@ pub fn feed(
     if engine.program(id).input(io::PADDING).is_some() {
         engine.write_input(id, io::PADDING, bytemuck::cast_slice(&padding(batch)))?;
     }
-    let inverse = 1.0 / valid_targets.max(1) as f32;
-    engine.write_input(id, io::INV_TARGETS, bytemuck::bytes_of(&inverse))
+    let inverse = |count: u64| 1.0 / count.max(1) as f32;
+    if engine.program(id).input(io::INV_TOKENS).is_some() {
+        engine.write_input(id, io::INV_TOKENS, bytemuck::bytes_of(&inverse(counts.inputs)))?;
+    }
+    engine.write_input(id, io::INV_TARGETS, bytemuck::bytes_of(&inverse(counts.trained)))
 }
 
-/// -1 for each token after the last target of its sequence, else 0. No loss depends on what such a token
-/// computes, because tokens read only earlier ones.
+/// -1 for each position after the inputs of its sequence, else 0.
 fn padding(batch: &TokenBatch) -> Vec<i32> {
-    let mut padding = vec![0; batch.targets.len()];
-    let sequences = batch.targets.chunks(batch.seq_len).zip(padding.chunks_mut(batch.seq_len));
-    for (targets, padding) in sequences {
-        let end = targets.iter().rposition(|&target| target != IGNORED_TARGET).map_or(0, |last| last + 1);
-        padding[end..].fill(-1);
+    let mut padding = vec![0; batch.tokens.len()];
+    for (&inputs, padding) in batch.row_inputs.iter().zip(padding.chunks_mut(batch.seq_len)) {
+        padding[inputs..].fill(-1);
     }
     padding
 }

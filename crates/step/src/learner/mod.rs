@@ -15,7 +15,7 @@ use crate::update::update_io;
 use crate::weights::Weights;
 use saturation::StaticCasts;
 use std::ops::Range;
-use xtrain_data::Batch as TokenBatch;
+use xtrain_data::{Batch as TokenBatch, TokenCounts};
 use xtrain_model::decoder::{ExpertSums, SumsOf, io};
 use xtrain_program::shard::MICRO_STEP;
 use xtrain_program::{RowShard, StateKind};
@@ -52,8 +52,8 @@ pub struct Step {
     pub number: u64,
     /// The learning rate.
     pub lr: f64,
-    /// Targets of the whole global batch that are not ignored.
-    pub valid_targets: usize,
+    /// Inputs and trained targets of the whole global batch.
+    pub counts: TokenCounts,
     /// Micro-batches of each rank.
     pub micro_steps: usize,
 }
@@ -195,8 +195,8 @@ impl Learner {
 
     /// Runs a whole step of these micro-batches and waits for its result.
     pub fn step(&mut self, number: u64, lr: f64, batches: &[TokenBatch]) -> Result<StepResult, LearnError> {
-        let valid_targets = batches.iter().map(|b| b.valid_targets).sum();
-        let step = Step { number, lr, valid_targets, micro_steps: batches.len() };
+        let counts = batches.iter().map(TokenBatch::counts).fold(TokenCounts::default(), TokenCounts::plus);
+        let step = Step { number, lr, counts, micro_steps: batches.len() };
         for (n, batch) in batches.iter().enumerate() {
             self.micro_step(&step, n, batch)?;
         }
@@ -222,7 +222,7 @@ impl Learner {
         let _micro_step = span("micro-step");
         let (engine, train) = (self.weights.engine(), self.current);
         let inputs = span("write inputs");
-        feed(engine, train, batch, self.spec.document_mask, step.valid_targets)?;
+        feed(engine, train, batch, self.spec.document_mask, step.counts)?;
         if self.spec.dropout > 0.0 {
             let Rank { index, world_size } = self.spec.parallel.rank;
             let draws = draws(&self.spec, self.seed, step.number, n * world_size + index);

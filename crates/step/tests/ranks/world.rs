@@ -5,7 +5,7 @@ use crate::counting::{Counting, Sent};
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::thread;
-use xtrain_data::Batch as TokenBatch;
+use xtrain_data::{Batch as TokenBatch, TokenCounts};
 use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::decoder::{Balancing, Batch};
 use xtrain_model::{Architecture, BlockSet, Description, Family, Mixture, Recipe, StaticScales};
@@ -281,8 +281,8 @@ impl World {
         let seeds = (number * count..).take(count);
         let batches: Vec<TokenBatch> =
             seeds.map(|seed| random_batch(BATCH, vocabulary, seed as u64)).collect();
-        let valid_targets = batches.iter().map(|batch| batch.valid_targets).sum();
-        let step = Step { number: number as u64, lr: 1e-3, valid_targets, micro_steps: self.micro_steps };
+        let counts = batches.iter().map(|batch| batch.counts()).fold(TokenCounts::default(), TokenCounts::plus);
+        let step = Step { number: number as u64, lr: 1e-3, counts, micro_steps: self.micro_steps };
         for n in 0..self.micro_steps {
             let place = n * self.ranks + rank;
             // Sequences of the global batch take turns.

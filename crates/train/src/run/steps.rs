@@ -119,10 +119,10 @@ impl Run {
         let (batch_size, micro) = (self.config.train.batch_size, self.config.train.micro_batch_size());
         let Rank { index: rank, world_size } = self.process_group.rank();
         let first = number * batch_size as u64;
-        let valid_targets = self.corpus.loader.counts(first..first + batch_size as u64).trained as usize;
+        let counts = self.corpus.loader.counts(first..first + batch_size as u64);
         let micro_steps = self.learner.spec().micro_steps(batch_size);
         assert!(micro_steps > 0, "a rank has no micro-batch of a step");
-        let step = Step { number, lr, valid_targets, micro_steps };
+        let step = Step { number, lr, counts, micro_steps };
         let _step = step_span("step", step.number + 1);
         for n in 0..step.micro_steps {
             let prepare = span("prepare");

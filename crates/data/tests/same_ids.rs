@@ -255,15 +255,12 @@ proptest! {
 
 /// Post-processors, which change the places of tokens.
 fn post_processors() -> Vec<Value> {
-    let bytes = |prefix: bool, trim: bool| {
-        json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": trim, "use_regex": true})
-    };
+    let bytes = |prefix: bool, trim: bool| json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": trim, "use_regex": true});
     let template = json!({
         "type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}],
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {},
     });
-    let sequence =
-        |processors: [&Value; 2]| json!({"type": "Sequence", "processors": processors});
+    let sequence = |processors: [&Value; 2]| json!({"type": "Sequence", "processors": processors});
     vec![
         sequence([&bytes(false, true), &template]),
         sequence([&bytes(false, true), &bytes(true, true)]),

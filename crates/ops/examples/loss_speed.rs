@@ -1,11 +1,11 @@
-//! Benchmark of the fused head and cross-entropy on the CPU: the loss, the loss with its gradients, and each
-//! of its three GEMMs.
+//! Benchmark of the fused head and cross-entropy on the CPU: the loss, the loss with its gradients, also if
+//! 30% of the tokens have a target, and each of its three GEMMs.
 //!
 //!     cargo run --release -p xtrain-ops --example loss_speed [-- TOKENS WIDTH VOCABULARY CHUNK_TOKENS]
 
 use std::time::Instant;
 use xtrain_ops::linear::{Linear, LinearDgrad, LinearWgrad};
-use xtrain_ops::linear_cross_entropy::{LinearCrossEntropy, LinearCrossEntropyGrad};
+use xtrain_ops::linear_cross_entropy::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType, View, ViewMut};
@@ -30,6 +30,15 @@ fn main() {
         println!("{dtype}");
         time("loss", &loss, &inputs);
         time("loss and gradients", &LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) }, &inputs);
+        let few: Vec<f64> = (targets.to_f64().iter().enumerate())
+            .map(|(n, &target)| if n * 3 % 10 < 3 { target } else { f64::from(IGNORED) })
+            .collect();
+        let few = HostTensor::from_f64(targets.ty(), &few);
+        time(
+            "of 30% of the tokens",
+            &LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) },
+            &[&x, &w, &few, &inverse],
+        );
         let (x, dy) = (normal(dtype, [chunk_tokens, d], 1.0, 1), normal(dtype, [chunk_tokens, v], 1.0, 4));
         time("x w^T of a chunk", &Linear, &[&x, &w]);
         time("dlogits w of a chunk", &LinearDgrad, &[&dy, &w]);

@@ -232,8 +232,7 @@ impl Tokenizer {
                 let changes = *nfc && text.chars().any(may_change_under_nfc);
                 let normalized =
                     if changes { Cow::Owned(self.normalise(text)?) } else { Cow::Borrowed(text) };
-                let has_added =
-                    self.added.occurs_in(text) || self.added.occurs_in_normalized(&normalized);
+                let has_added = self.added.occurs_in(text) || self.added.occurs_in_normalized(&normalized);
                 if has_added || bpe.lacks_byte_of(&normalized) {
                     return self.encode_with_hf(text);
                 }

@@ -116,12 +116,7 @@ impl AddedTokens {
     }
 
     /// Puts the added tokens of `text`, and calls `between` for the text between them.
-    fn split<'t>(
-        &self,
-        text: &'t str,
-        placed: &mut Placed,
-        mut between: impl FnMut(&'t str, &mut Placed),
-    ) {
+    fn split<'t>(&self, text: &'t str, placed: &mut Placed, mut between: impl FnMut(&'t str, &mut Placed)) {
         let mut from = 0;
         for found in self.search.find_iter(text) {
             if from < found.start() {

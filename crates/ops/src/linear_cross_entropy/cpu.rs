@@ -1,14 +1,15 @@
 //! CPU kernels of [`LinearCrossEntropy`] and [`LinearCrossEntropyGrad`].
 //!
-//! For each chunk: the GEMM of its logits, its rows in parallel, and, for gradients, two more GEMMs. All
-//! passes over a row are made while it is in the cache. The chunks affect only the order in which dw is
-//! summed, except that the GEMM of a chunk of one token sums its logits in another order.
+//! Tokens without a target cost nothing: the others are gathered first. For each chunk: the GEMM of its
+//! logits, its rows in parallel, and, for gradients, two more GEMMs. All passes over a row are made while it
+//! is in the cache. The chunks affect only the order in which dw is summed, except that the GEMM of a chunk
+//! of one token sums its logits in another order.
 
 use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
 use crate::host::math::{Rounding, exponentials, max, vectorized};
 use crate::host::matmul::{Addend, MatmulOperand, matmul};
 use crate::host::rows::for_row_blocks;
-use xtrain_tensor::{CpuKernel, Pooled, Real, TensorType, View, ViewMut, with_real};
+use xtrain_tensor::{CpuKernel, HostTensor, Pooled, Real, TensorType, View, ViewMut, with_real};
 
 impl CpuKernel for LinearCrossEntropy {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
@@ -19,6 +20,10 @@ impl CpuKernel for LinearCrossEntropy {
 
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         self.workspace(inputs)
+    }
+
+    fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
+        gathered_bytes(self, inputs[0])
     }
 }
 
@@ -34,6 +39,16 @@ impl CpuKernel for LinearCrossEntropyGrad {
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         self.loss.workspace(inputs)
     }
+
+    fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
+        gathered_bytes(&self.loss, inputs[0])
+    }
+}
+
+/// Memory of the gathered rows of a chunk of `x`.
+fn gathered_bytes(loss: &LinearCrossEntropy, x: TensorType) -> usize {
+    let (tokens, width) = x.shape.rows_cols();
+    x.dtype.bytes(loss.longest(tokens) * width)
 }
 
 /// Memory that a kernel writes: its outputs, then its workspace.
@@ -83,13 +98,21 @@ fn chunks<T: Real>(
     let w_vd = MatmulOperand::new(*w, v, d);
     let Grads { mut dx, mut dw } = grads;
     let mut dw_holds_a_sum = dw.as_ref().is_some_and(|dw| dw.accumulate);
-    for tokens in loss.chunks(t) {
+    let gathered = tokens_to_gather(targets);
+    // No chunk is longer than the longest of all tokens, which the logits have room for.
+    let longest = LinearCrossEntropy { chunk_tokens: loss.longest(t), ..*loss };
+    for tokens in longest.chunks(gathered.as_ref().map_or(t, Vec::len)) {
         let (first, c) = (tokens.start, tokens.len());
-        let x_cd = MatmulOperand::new(x.rows(tokens.clone()), c, d);
+        let chunk = gathered.as_ref().map(|gathered| Gathered::new(*x, targets, &gathered[tokens.clone()]));
+        let (x_cd, targets_c) = match &chunk {
+            None => (x.rows(tokens.clone()), &targets[tokens.clone()]),
+            Some(Gathered { x, targets }) => (View::new(x.ty(), x.bytes()), &targets[..]),
+        };
+        let x_cd = MatmulOperand::new(x_cd, c, d);
         let mut logits = logits.slice_mut(0..c * v);
         matmul(x_cd, w_vd.t(), &mut logits, Addend::None);
         let mut terms = terms.slice_mut(2 * first..2 * tokens.end);
-        rows.run_chunk(&mut logits, &targets[tokens.clone()], &mut terms);
+        rows.run_chunk(&mut logits, targets_c, &mut terms);
         let dlogits_cv = MatmulOperand::new(logits.view(), c, v);
         if let Some(dx) = &mut dx {
             matmul(dlogits_cv, w_vd, &mut dx.slice_mut(first * d..tokens.end * d), Addend::None);
@@ -100,7 +123,59 @@ fn chunks<T: Real>(
             dw_holds_a_sum = true;
         }
     }
+    if let Some(gathered) = gathered {
+        spread(terms, t, &gathered);
+        if let Some(dx) = dx {
+            spread(dx, t, &gathered);
+        }
+        if let Some(dw) = dw.filter(|_| !dw_holds_a_sum) {
+            dw.bytes().fill(0);
+        }
+    }
     rows.sum(&terms.view(), targets, scalars);
+}
+
+/// The tokens with a target, unless all have one. There are at least two of two or more tokens, so that a
+/// single one has the bits that it has beside others.
+fn tokens_to_gather(targets: &[i32]) -> Option<Vec<usize>> {
+    let mut tokens: Vec<usize> = (0..targets.len()).filter(|&token| targets[token] != IGNORED).collect();
+    if let [only] = tokens[..]
+        && targets.len() > 1
+    {
+        tokens = if only == 0 { vec![0, 1] } else { vec![only - 1, only] };
+    }
+    (tokens.len() < targets.len()).then_some(tokens)
+}
+
+/// Some tokens of a batch.
+struct Gathered {
+    x: HostTensor,
+    targets: Vec<i32>,
+}
+
+impl Gathered {
+    fn new(x: View<'_>, targets: &[i32], tokens: &[usize]) -> Self {
+        let mut gathered = HostTensor::zeros(TensorType::new(x.ty.dtype, [tokens.len(), x.ty.shape[1]]));
+        let row = x.ty.dtype.bytes(x.ty.shape[1]);
+        for (to, &token) in gathered.bytes_mut().chunks_exact_mut(row).zip(tokens) {
+            to.copy_from_slice(x.rows(token..token + 1).bytes());
+        }
+        Gathered { x: gathered, targets: tokens.iter().map(|&token| targets[token]).collect() }
+    }
+}
+
+/// Moves the first rows of a matrix of `t` rows to the `places`, which ascend. All other rows become 0.
+fn spread(matrix: &mut ViewMut<'_>, t: usize, places: &[usize]) {
+    let row = matrix.ty.bytes() / t;
+    let bytes = matrix.bytes();
+    let mut end = t;
+    // A row never moves to the front, so from the last one on none is overwritten before it moves.
+    for (from, &to) in places.iter().enumerate().rev() {
+        bytes.copy_within(from * row..(from + 1) * row, to * row);
+        bytes[(to + 1) * row..end * row].fill(0);
+        end = to;
+    }
+    bytes[..end * row].fill(0);
 }
 
 /// # Panics

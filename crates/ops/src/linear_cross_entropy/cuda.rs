@@ -87,8 +87,8 @@ impl CudaKernel for LinearCrossEntropyGrad {
 /// GEMMs.
 fn workspace(loss: &LinearCrossEntropy, inputs: &[TensorType]) -> Vec<TensorType> {
     let ((tokens, _), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
-    let longest = loss.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0);
-    let logits = TensorType::new(inputs[0].dtype, [longest, vocab.next_multiple_of(STRIDE_ELEMENTS)]);
+    let logits =
+        TensorType::new(inputs[0].dtype, [loss.longest(tokens), vocab.next_multiple_of(STRIDE_ELEMENTS)]);
     loss.terms_workspace(inputs[0]).into_iter().chain([logits, Gemm::workspace()]).collect()
 }
 

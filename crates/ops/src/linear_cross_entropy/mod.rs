@@ -98,8 +98,7 @@ impl LinearCrossEntropy {
     /// Workspace: the terms unless they are an output, and the logits of the longest chunk.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let ((tokens, _), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
-        let longest = self.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0);
-        let logits = TensorType::new(inputs[0].dtype, [longest, vocab]);
+        let logits = TensorType::new(inputs[0].dtype, [self.longest(tokens), vocab]);
         self.terms_workspace(inputs[0]).into_iter().chain([logits]).collect()
     }
 
@@ -117,6 +116,11 @@ impl LinearCrossEntropy {
     fn chunks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> {
         let n = tokens.div_ceil(self.chunk_tokens);
         (0..n).map(move |i| i * tokens / n..(i + 1) * tokens / n)
+    }
+
+    /// Number of tokens in the longest chunk.
+    fn longest(&self, tokens: usize) -> usize {
+        self.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0)
     }
 
     /// The lengths of the chunks, each with the number of chunks that have it.

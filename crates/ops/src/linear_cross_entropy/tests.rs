@@ -245,6 +245,28 @@ fn ignored_tokens_change_nothing() {
 }
 
 #[test]
+fn tokens_without_a_target_are_not_read_and_few_with_one_are_enough() {
+    let (t, d, v, seed) = (9, 5, 31, fresh_seed());
+    let loss = LinearCrossEntropy { chunk_tokens: 4, z_loss: 0.1, terms: false };
+    for used in [&[0][..], &[8], &[3], &[0, 8], &[1, 2, 7], &[0, 1, 2, 3, 5, 6, 7, 8]] {
+        let targets: Vec<i32> = (0..t).map(|n| if used.contains(&n) { n } else { IGNORED }).collect();
+        let (x, w) =
+            (normal(DType::F64, [t as usize, d], 1.0, seed), normal(DType::F64, [v, d], 1.0, seed + 1));
+        let expected = Case::with_targets(x, w, &targets);
+        let mut x = expected.x_td.to_f64();
+        for (row, target) in x.chunks_mut(d).zip(&targets) {
+            // A second token is computed beside a single one.
+            if *target == IGNORED && used.len() > 1 {
+                row.fill(f64::NAN);
+            }
+        }
+        let x = HostTensor::from_f64(expected.x_td.ty(), &x);
+        let found = Case::with_targets(x, expected.w_vd.clone(), &targets).run(loss);
+        assert_near(&found, &expected.reference(0.1, |x| x), 1e-13, &format!("{used:?}"));
+    }
+}
+
+#[test]
 fn without_targets_all_outputs_are_zero() {
     for dtype in [DType::F32, DType::BF16] {
         let seed = fresh_seed();

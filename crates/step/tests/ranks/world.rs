@@ -281,7 +281,8 @@ impl World {
         let seeds = (number * count..).take(count);
         let batches: Vec<TokenBatch> =
             seeds.map(|seed| random_batch(BATCH, vocabulary, seed as u64)).collect();
-        let counts = batches.iter().map(|batch| batch.counts()).fold(TokenCounts::default(), TokenCounts::plus);
+        let counts =
+            batches.iter().map(|batch| batch.counts()).fold(TokenCounts::default(), TokenCounts::plus);
         let step = Step { number: number as u64, lr: 1e-3, counts, micro_steps: self.micro_steps };
         for n in 0..self.micro_steps {
             let place = n * self.ranks + rank;

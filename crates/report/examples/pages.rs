@@ -331,6 +331,7 @@ impl ExampleRun {
             memory_bytes: 41_000_000_000,
             memory_total_bytes: Some(85_000_000_000),
             tokens_per_second: 52_000.0 * (1.0 + 0.05 * noise(step, 1299)),
+            trained: None,
             tflops: 412.0,
             mfu: Some(0.41 + 0.02 * noise(step, 1299)),
             tokens: step * self.batch_tokens,

@@ -115,6 +115,12 @@ fn throughput(view: &View<'_>) -> Option<Figure> {
     if let Some(mfu) = median(view, |m| m.mfu.unwrap_or(f64::NAN)) {
         notes.push(format!("{} MFU", format::percent(mfu, 1)));
     }
+    if let Some(share) = median(view, |m| m.trained.map_or(f64::NAN, |trained| trained.share)) {
+        notes.push(format!("{} of them trained", format::percent(share, 0)));
+    }
+    if let Some(padding) = median(view, |m| m.trained.map_or(f64::NAN, |trained| trained.padding)) {
+        notes.push(format!("{} padding", format::percent(padding, 1)));
+    }
     Some(Figure { label: "Tokens per second", value: format::count(rate), notes })
 }
 

@@ -150,17 +150,22 @@ impl Loader {
         if self.sources.iter().all(is_full) {
             return self.full_windows(samples.end - samples.start);
         }
-        samples.map(|sample| self.counts_of(sample)).fold(TokenCounts::default(), TokenCounts::plus)
+        self.counts_by_source(samples).into_iter().fold(TokenCounts::default(), TokenCounts::plus)
+    }
+
+    /// As [`Loader::counts`], of each source.
+    pub fn counts_by_source(&self, samples: Range<u64>) -> Vec<TokenCounts> {
+        let mut counts = vec![TokenCounts::default(); self.sources.len()];
+        for sample in samples {
+            let SampleLocation { source, window, .. } = self.locate(sample);
+            counts[source] = counts[source].plus(self.sources[source].windows.counts(window));
+        }
+        counts
     }
 
     /// The counts of so many windows of parts of a stream: in training they are full.
     fn full_windows(&self, count: u64) -> TokenCounts {
         TokenCounts::full(count * self.options.seq_len as u64)
-    }
-
-    fn counts_of(&self, sample: u64) -> TokenCounts {
-        let SampleLocation { source, window, .. } = self.locate(sample);
-        self.sources[source].windows.counts(window)
     }
 
     /// The window of sample `index`.

@@ -30,6 +30,8 @@ pub struct StepMetrics {
     pub memory_total_bytes: Option<u64>,
     /// Tokens trained on per second of wall time since the previous report.
     pub tokens_per_second: f64,
+    /// Targets that are trained, of these tokens; absent where all are.
+    pub trained: Option<TrainedMetrics>,
     /// Model FLOPs per second since the previous report, in units of 1e12.
     pub tflops: f64,
     /// `tflops` as a fraction of the device's stated peak; absent without a stated peak, as on a CPU.
@@ -47,6 +49,17 @@ pub struct StepMetrics {
     pub saturated: Option<u64>,
     /// Estimated seconds until the end of the run, if there is an estimate.
     pub seconds_left: Option<f64>,
+}
+
+/// Tokens of the steps since the previous report, where not all are trained on, as in conversations.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TrainedMetrics {
+    /// Trained targets per second of wall time.
+    pub tokens_per_second: f64,
+    /// Trained targets as a share of the tokens that are not padding, 0 to 1.
+    pub share: f64,
+    /// Padding as a share of all positions, 0 to 1.
+    pub padding: f64,
 }
 
 impl StepMetrics {

@@ -98,6 +98,10 @@ fn step_line(m: &StepMetrics, total_steps: Option<u64>) -> String {
     }
     let (rate, tflops) = (format::count(m.tokens_per_second), format::significant(m.tflops));
     text += &format!("  {rate:>5} tok/s  {tflops:>5} TFLOP/s");
+    if let Some(trained) = m.trained {
+        let (share, padding) = (format::percent(trained.share, 0), format::percent(trained.padding, 1));
+        text += &format!("  trained {share}  padding {padding}");
+    }
     if let Some(mfu) = m.mfu {
         text += &format!("  MFU {}", format::percent(mfu, 1));
     }

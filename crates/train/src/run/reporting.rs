@@ -6,9 +6,12 @@ use super::saturation::Saturation;
 use crate::error::RunError;
 use crate::evaluate::SourceTally;
 use std::time::Duration;
+use xtrain_data::TokenCounts;
 use xtrain_model::decoder::ExpertSums;
 use xtrain_report::LiveReport;
-use xtrain_report::metrics::{Event, ExpertMetrics, MetricsSink, Record, SkippedStep, StepMetrics, Warning};
+use xtrain_report::metrics::{
+    Event, ExpertMetrics, MetricsSink, Record, SkippedStep, StepMetrics, TrainedMetrics, Warning,
+};
 use xtrain_step::engine::Processor;
 use xtrain_step::learner::StepResult;
 use xtrain_step::spans::step_span;
@@ -179,17 +182,13 @@ impl Run {
             return;
         }
         self.position.trained.resize(count, SourceTally::default());
-        let mut sequences = vec![0; count];
-        let samples = (step - 1) * batch_size..step * batch_size;
-        loader.sources(samples).into_iter().for_each(|source| sequences[source] += 1);
-        // Training sequences are full.
-        let targets = sequences.into_iter().map(|sequences| sequences * self.config.data.seq_len);
-        let sums = result.source_losses.iter().zip(targets);
+        let counts = loader.counts_by_source((step - 1) * batch_size..step * batch_size);
+        let sums = result.source_losses.iter().zip(counts);
         self.position
             .trained
             .iter_mut()
             .zip(sums)
-            .for_each(|(tally, (&sum, targets))| tally.add(sum, targets));
+            .for_each(|(tally, (&sum, counts))| tally.add(sum, counts.trained as usize));
     }
 
     fn metrics(&mut self, finished: &FinishedStep, progress: &Progress) -> StepMetrics {
@@ -199,6 +198,14 @@ impl Run {
         let tokens_per_second = step_tokens as f64 / seconds;
         let flops = self.learner.spec().model.flops_per_token(self.config.data.seq_len);
         let samples = step * self.config.train.batch_size as u64;
+        let taken = (samples - progress.steps as u64 * self.config.train.batch_size as u64)..samples;
+        let counts = self.corpus.loader.counts(taken);
+        let positions = progress.steps as u64 * step_tokens;
+        let trained = (counts != TokenCounts::full(positions)).then(|| TrainedMetrics {
+            tokens_per_second: counts.trained as f64 / progress.took.as_secs_f64().max(1e-9),
+            share: counts.trained as f64 / counts.inputs.max(1) as f64,
+            padding: 1.0 - counts.inputs as f64 / positions as f64,
+        });
         let epoch = self.corpus.loader.epochs(samples).into_iter().fold(0.0, f64::max);
         StepMetrics {
             step,
@@ -208,6 +215,7 @@ impl Run {
             memory_bytes: self.learner.memory_bytes() as u64,
             memory_total_bytes: self.reports.hardware.memory_total,
             tokens_per_second,
+            trained,
             tflops: tokens_per_second * flops / 1e12,
             mfu: self.reports.hardware.peak_flops.map(|peak| tokens_per_second * flops / peak),
             tokens: step * step_tokens,

@@ -103,6 +103,54 @@ fn a_run_on_conversations_trains_evaluates_and_resumes_to_the_same_bits() {
 }
 
 #[test]
+fn a_mixture_reports_what_is_trained_and_the_loss_of_each_source() {
+    let place = place();
+    place.write(
+        "mixed.toml",
+        br#"
+        [model]
+        dim = 16
+        layers = 1
+        heads = 2
+        [data]
+        seq_len = 128
+        tokenizer = "tok"
+        chat_template = "chatml"
+        held_out = 0.1
+        [[data.sources]]
+        path = "chats.jsonl"
+        weight = 1
+        [[data.sources]]
+        path = "a.txt"
+        weight = 1
+        [optimizer]
+        lr = 1e-9
+        [train]
+        steps = 2
+        batch_size = 8
+        [eval]
+        every = 2
+        "#,
+    );
+    place.run("train mixed.toml --out mixed").succeeds();
+    let metrics = String::from_utf8(place.read("mixed/metrics.jsonl")).expect("text");
+    let lines: Vec<Value> = metrics.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let of = |kind: &str| lines.iter().filter(|line| line["kind"] == kind).collect::<Vec<_>>();
+    let step = of("step")[0];
+    let (share, padding) = (step["trained_share"].as_f64().unwrap(), step["padding_share"].as_f64().unwrap());
+    assert!(0.1 < share && share < 0.9 && (0.0..0.5).contains(&padding), "{step}");
+    assert!(step["trained_tokens_per_second"].as_f64() < step["tokens_per_second"].as_f64(), "{step}");
+    // Nothing is learned, so every source has the loss of a new model.
+    assert_eq!(of("source").len(), 2, "{metrics}");
+    for source in of("source") {
+        for key in ["train_loss", "loss"] {
+            let relative = source[key].as_f64().unwrap() / step["loss"].as_f64().unwrap();
+            assert!((relative - 1.0).abs() < 0.02, "{source} beside {step}");
+        }
+    }
+}
+
+#[test]
 fn what_cannot_be_trained_on_is_refused_by_name() {
     let place = place();
     let train = |more: &str| place.run(&format!("train run.toml --out no {CHAT} {more}"));

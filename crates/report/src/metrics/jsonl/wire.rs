@@ -7,7 +7,7 @@ use xtrain_model::Recipe;
 
 use crate::metrics::event::{
     CheckpointSaved, EVAL, EvalMetrics, Event, ExpertMetrics, Record, ReferenceGap, Resumed, SAMPLE, SOURCE,
-    Sample, SkippedStep, SourceMetrics, StepMetrics, Warning,
+    Sample, SkippedStep, SourceMetrics, StepMetrics, TrainedMetrics, Warning,
 };
 
 /// The line for `record`, without a line end.
@@ -23,6 +23,11 @@ pub fn encode(record: &Record) -> String {
             line.memory_bytes = Some(m.memory_bytes);
             line.memory_total_bytes = m.memory_total_bytes;
             line.tokens_per_second = Some(Num(m.tokens_per_second));
+            if let Some(trained) = m.trained {
+                line.trained_tokens_per_second = Some(Num(trained.tokens_per_second));
+                line.trained_share = Some(Num(trained.share));
+                line.padding_share = Some(Num(trained.padding));
+            }
             line.tflops = Some(Num(m.tflops));
             line.mfu = m.mfu.map(Num);
             line.tokens = Some(m.tokens);
@@ -104,6 +109,14 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             memory_bytes: required("memory_bytes", line.memory_bytes)?,
             memory_total_bytes: line.memory_total_bytes,
             tokens_per_second: line.number("tokens_per_second", line.tokens_per_second)?,
+            trained: match line.trained_tokens_per_second {
+                None => None,
+                rate => Some(TrainedMetrics {
+                    tokens_per_second: line.number("trained_tokens_per_second", rate)?,
+                    share: line.number("trained_share", line.trained_share)?,
+                    padding: line.number("padding_share", line.padding_share)?,
+                }),
+            },
             tflops: line.number("tflops", line.tflops)?,
             mfu: line.optional_number("mfu", line.mfu)?,
             tokens: required("tokens", line.tokens)?,
@@ -203,6 +216,7 @@ macro_rules! line {
 line! {
     time: Num, loss: Num, train_loss: Num, bf16_loss: Num, gap: Num, steps: u64, perplexity: Num, bits_per_byte: Num, grad_norm: Num, lr: Num,
     memory_bytes: u64, memory_total_bytes: u64, tokens_per_second: Num, tflops: Num, mfu: Num,
+    trained_tokens_per_second: Num, trained_share: Num, padding_share: Num,
     tokens: u64, epoch: Num, step_ms: Num, skipped: u64, saturated: u64, seconds_left: Num,
     balance: Num, z_loss: Num, blocks: Vec<u64>, max_load: Vec<Option<Num>>, min_tokens: Vec<u64>,
     before: Recipe, now: Recipe,
@@ -223,6 +237,9 @@ impl Line {
             ("grad_norm", self.grad_norm),
             ("lr", self.lr),
             ("tokens_per_second", self.tokens_per_second),
+            ("trained_tokens_per_second", self.trained_tokens_per_second),
+            ("trained_share", self.trained_share),
+            ("padding_share", self.padding_share),
             ("tflops", self.tflops),
             ("mfu", self.mfu),
             ("epoch", self.epoch),

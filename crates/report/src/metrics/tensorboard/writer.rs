@@ -124,6 +124,13 @@ fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
                 ("train/memory_gib", m.memory_bytes as f64 / f64::from(1 << 30)),
                 ("train/skipped", m.skipped as f64),
             ];
+            if let Some(trained) = m.trained {
+                scalars.extend([
+                    ("train/trained_tokens_per_second", trained.tokens_per_second),
+                    ("train/trained_share", trained.share),
+                    ("train/padding_share", trained.padding),
+                ]);
+            }
             scalars.extend(m.mfu.map(|mfu| ("train/mfu", mfu)));
             scalars.extend(m.saturated.map(|casts| ("train/saturated", casts as f64)));
             scalars

@@ -18,6 +18,7 @@ fn step(step: u64) -> StepMetrics {
         memory_bytes: 450_971_566,
         memory_total_bytes: Some(25 << 30),
         tokens_per_second: 61_234.0,
+        trained: None,
         tflops: 0.0396,
         mfu: None,
         tokens: step * 4096,
@@ -46,6 +47,7 @@ fn records() -> Vec<Record> {
         Event::from(step(1)),
         StepMetrics {
             mfu: Some(0.41),
+            trained: Some(TrainedMetrics { tokens_per_second: 23_269.0, share: 0.38, padding: 0.0047 }),
             saturated: Some(3),
             seconds_left: None,
             memory_total_bytes: None,

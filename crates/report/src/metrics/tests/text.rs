@@ -35,6 +35,13 @@ fn a_step_line_has_what_is_known_and_no_more() {
 }
 
 #[test]
+fn a_step_line_says_how_much_is_trained_where_not_all_is() {
+    let trained = TrainedMetrics { tokens_per_second: 23_269.0, share: 0.38, padding: 0.0047 };
+    let text = line(&StepMetrics { trained: Some(trained), ..step(1) }.into(), None);
+    assert!(text.contains("TFLOP/s  trained 38%  padding 0.5%  left"), "{text}");
+}
+
+#[test]
 fn step_lines_of_one_run_align() {
     let early = StepMetrics { loss: 10.9, grad_norm: 0.001, tokens_per_second: 950.0, ..step(1) };
     let late = StepMetrics { loss: f64::NAN, grad_norm: 123.4, tokens_per_second: 1.35e6, ..step(1999) };

@@ -2,6 +2,7 @@
 
 mod encoder;
 mod preview;
+mod prompt;
 mod record;
 
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use xtrain_chat::{Date, TrainOn};
 
 pub(crate) use encoder::{ChatEncoder, EncodedRow, RowError};
 pub use preview::{PreviewedRow, preview};
+pub use prompt::{ChatPrompts, PromptContent, PromptRow, RowPrompt};
 pub use record::ChatRecord;
 pub(crate) use record::UNREADABLE;
 

@@ -1,10 +1,13 @@
 //! The verbs, one file each; their options are in `cli`, in files of the same names.
 
+mod answers;
 pub(crate) mod bench;
 pub(crate) mod bench_comm;
 pub(crate) mod bench_fp8;
 pub(crate) mod bench_ops;
 pub(crate) mod blame;
+pub(crate) mod chat;
+mod chat_line;
 pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod doctor;
@@ -17,6 +20,8 @@ pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod tokenize;
 pub(crate) mod train;
+mod generate_chats;
+mod speed;
 mod transcript;
 
 use crate::cli::ModelArgs;

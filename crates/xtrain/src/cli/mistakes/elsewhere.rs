@@ -45,11 +45,8 @@ pub(super) const COMMANDS: &[Row] = &[
         &[Command("generate MODEL --prompt TEXT")],
     ),
     row(
-        &["chat", "webchat", "repl", "talk"],
-        &[
-            Nothing("models continue a text; chats are not supported yet"),
-            Command("generate MODEL --prompt TEXT"),
-        ],
+        &["webchat", "repl", "talk", "converse", "chatcli", "interactive"],
+        &[Command("chat MODEL")],
     ),
     row(
         &[

@@ -204,11 +204,7 @@ pub(super) fn pair_beginning(
     Ok(ids)
 }
 
-fn encode_text(
-    tokenizer: &Tokenizer,
-    text: &str,
-    begins: bool,
-) -> std::result::Result<Vec<u32>, ChatError> {
+fn encode_text(tokenizer: &Tokenizer, text: &str, begins: bool) -> std::result::Result<Vec<u32>, ChatError> {
     let failed = |error: DataError| ChatError::new(error.to_string(), "check the row");
     tokenizer.encode_piece(text, begins).map_err(failed)
 }

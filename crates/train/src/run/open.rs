@@ -7,10 +7,10 @@
 
 use super::evaluation::Evaluation;
 use super::observer::{Observer, Start};
+use super::prompts::check_chats;
 use super::reporting::Reports;
 use super::saturation::Saturation;
 use super::settings::Settings;
-use super::prompts::check_chats;
 use super::setup::{Loaded, Setup};
 use super::snapshot::CheckpointWriter;
 use super::together::Together;

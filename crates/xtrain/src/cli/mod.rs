@@ -34,7 +34,7 @@ pub(crate) use export::ExportArgs;
 pub(crate) use generate::{GenerateArgs, PromptArgs};
 pub(crate) use init::InitArgs;
 pub(crate) use inspect::InspectArgs;
-pub(crate) use options::{ModelArgs, Processes, SamplingArgs, TemplateArgs};
+pub(crate) use options::{ModelArgs, Processes};
 pub(crate) use plan::PlanArgs;
 pub(crate) use report::ReportArgs;
 pub(crate) use tokenize::{RowArgs, TokenizeArgs};

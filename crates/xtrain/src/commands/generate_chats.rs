@@ -23,8 +23,7 @@ pub(super) fn run(args: &GenerateArgs, file: &Path, sampling: Sampling) -> Resul
     let opened = open_model(&args.model, args.compute.on.device, args.compute.precision)?;
     let options = args.template.over(opened.chat_options()?)?;
     let OpenedModel { mut weights, tokenizer, .. } = opened;
-    let prompts =
-        ChatPrompts::new(&tokenizer, &options).map_err(|error| Failure::user(error.to_string()))?;
+    let prompts = ChatPrompts::new(&tokenizer, &options).map_err(|error| Failure::user(error.to_string()))?;
     let rows = prompts.rows(&listing.files)?;
     if rows.is_empty() {
         return Err(Failure::user(format!("{} has no rows; name another file", terminal::shown_path(file))));

@@ -14,14 +14,14 @@ pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod generate;
+mod generate_chats;
 pub(crate) mod init;
 pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod report;
+mod speed;
 pub(crate) mod tokenize;
 pub(crate) mod train;
-mod generate_chats;
-mod speed;
 mod transcript;
 
 use crate::cli::ModelArgs;

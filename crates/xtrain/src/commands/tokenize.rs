@@ -10,8 +10,8 @@ use xtrain_chat::TrainOn;
 use xtrain_data::chat::{PreviewedRow, preview};
 use xtrain_data::{
     ChatOptions, DataError, Dataset, InputOptions, LearnProgress, PrepareOptions, SpecialTokens, Split, Take,
-    TextFiles, TokenStream, Tokenizer, VocabularyKind, holds_conversations,
-    learn_for_dataset, prepare, shell_quoted,
+    TextFiles, TokenStream, Tokenizer, VocabularyKind, holds_conversations, learn_for_dataset, prepare,
+    shell_quoted,
 };
 use xtrain_report::metrics;
 use xtrain_train::error::RunError;

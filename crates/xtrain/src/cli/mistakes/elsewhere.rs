@@ -44,10 +44,7 @@ pub(super) const COMMANDS: &[Row] = &[
         &["sample", "infer", "inference", "complete", "predict", "prompt", "ask", "decode", "demo"],
         &[Command("generate MODEL --prompt TEXT")],
     ),
-    row(
-        &["webchat", "repl", "talk", "converse", "chatcli", "interactive"],
-        &[Command("chat MODEL")],
-    ),
+    row(&["webchat", "repl", "talk", "converse", "chatcli", "interactive"], &[Command("chat MODEL")]),
     row(
         &[
             "test",

@@ -16,11 +16,13 @@
 pub mod encode;
 mod error;
 pub mod mask;
+mod prompt;
 pub mod row;
 pub mod template;
 
 pub use encode::{Encode, Encoded, EncodedToken, encode};
 pub use error::{ChatError, DropReason, RowFailure, RowPlace};
 pub use mask::{Mask, MaskOptions, MaskedText, Method, TrainOn, samples};
+pub use prompt::prompt;
 pub use row::{ChatMessage, ChatRow, Conversation, RowFormat, parse_row, read_row, recognise};
 pub use template::{Date, Literals, Rendering, Template, TemplateSettings, Templates};

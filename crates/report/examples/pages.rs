@@ -295,7 +295,7 @@ impl ExampleRun {
             if self.evals > 0 && step.is_multiple_of(eval_every) {
                 self.evaluation(step, &mut events);
                 let text = SAMPLE.repeat(1 + (step % 3) as usize);
-                events.push(Sample { step, prompt: "The ".into(), text }.into());
+                events.push(Sample { step, prompt: "The ".into(), text, is_chat: false }.into());
                 let path = format!("runs/a-run/checkpoints/step-{step:08}").into();
                 events.push(CheckpointSaved { step, path }.into());
             }

@@ -54,8 +54,9 @@ fn samples_of(view: &View<'_>) -> String {
 }
 
 fn sample_html(sample: &Sample) -> String {
+    let [what, between] = if sample.is_chat { ["question", "\n\n"] } else { ["prompt", ""] };
     format!(
-        "<blockquote><p class=\"sub\">after step {}, the prompt in bold</p><pre><b>{}</b>{}</pre></blockquote>\n",
+        "<blockquote><p class=\"sub\">after step {}, the {what} in bold</p><pre><b>{}</b>{between}{}</pre></blockquote>\n",
         format::grouped(sample.step),
         escape(&shortened(&sample.prompt, TEXT_BYTES)),
         escape(&shortened(&sample.text, TEXT_BYTES))

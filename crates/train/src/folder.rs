@@ -172,7 +172,7 @@ impl RunFolder {
         let lacks = |name: &str| all || !self.path.join(name).exists();
         Ok(Unwritten {
             export: config.checkpoint.export_hf && lacks("hf"),
-            samples: !config.eval.prompts.is_empty() && lacks(SAMPLE_FILE),
+            samples: config.eval.has_samples() && lacks(SAMPLE_FILE),
             figures: lacks(SUMMARY_FILE) || (config.log.jsonl && lacks(REPORT_FILE)),
         })
     }

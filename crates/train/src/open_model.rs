@@ -3,13 +3,13 @@
 use crate::error::RunError;
 use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
-use crate::paths::Sources;
+use crate::paths::{Sources, today};
 use crate::{position, run_file, source, state_io, static_scales};
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, TensorSpec};
 use xtrain_config::{Config, Device, Facts, ParallelConfig};
-use xtrain_data::{LoaderState, Tokenizer};
+use xtrain_data::{ChatOptions, LoaderState, Tokenizer};
 use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_planner::{hf_names, planned};
 use xtrain_program::StateKind;
@@ -59,6 +59,20 @@ pub enum Which {
     Best,
     /// The checkpoint of this step.
     Step(u64),
+}
+
+impl OpenedModel {
+    /// The settings with which conversations are rendered: those of the model's run, or the template of the
+    /// folder and the date of today.
+    ///
+    /// # Errors
+    /// `data.today` of the run is no date.
+    pub fn chat_options(&self) -> Result<ChatOptions, RunError> {
+        match &self.run {
+            Some(run) => Sources::resolve(&run.config).run_chat_options(),
+            None => Ok(ChatOptions { today: today(), ..ChatOptions::default() }),
+        }
+    }
 }
 
 /// Opens `folder`, a run folder (with config.toml) or a Hugging Face folder (with config.json), on `device`.

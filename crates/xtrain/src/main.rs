@@ -72,6 +72,7 @@ fn run(command: cli::Command, place: &Place) -> Result<ExitCode, Failure> {
         cli::Command::Plan(args) => commands::plan::run(&args),
         cli::Command::Tokenize(args) => commands::tokenize::run(&args),
         cli::Command::Generate(args) => commands::generate::run(&args),
+        cli::Command::Chat(args) => commands::chat::run(&args),
         cli::Command::Eval(args) => commands::eval::run(&args),
         cli::Command::Export(args) => commands::export::run(&args),
         cli::Command::Report(args) => commands::report::run(&args),

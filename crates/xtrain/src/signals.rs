@@ -7,7 +7,7 @@ use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use xtrain_checkpoint::advice;
@@ -45,7 +45,6 @@ impl Stop {
     }
 
     fn on_signals_of(say: fn(&str)) -> Result<Self, Failure> {
-        let refused = |e| Failure::user(format!("cannot watch for signals: {e}{}", advice(&e)));
         let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).map_err(refused)?;
         let stop = Arc::new(AtomicBool::new(false));
         let asked = stop.clone();
@@ -70,4 +69,57 @@ impl Stop {
     pub(crate) fn check(&self) -> ControlFlow<()> {
         if self.0.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
+}
+
+/// Ctrl-C in a chat: stops the answer that is being written. A second one before it has ended, and one at
+/// any other time, ends the program.
+#[derive(Clone)]
+pub(crate) struct AnswerStop(Arc<AtomicU8>);
+
+/// No answer is being written.
+const IDLE: u8 = 0;
+/// An answer is being written.
+const ANSWERING: u8 = 1;
+/// It is to end.
+const ASKED: u8 = 2;
+
+impl AnswerStop {
+    /// Installs the handler.
+    pub(crate) fn on_signals() -> Result<Self, Failure> {
+        let mut signals = Signals::new([SIGINT]).map_err(refused)?;
+        let state = Arc::new(AtomicU8::new(IDLE));
+        let shared = state.clone();
+        let watch = move || {
+            for _ in signals.forever() {
+                let answering =
+                    shared.compare_exchange(ANSWERING, ASKED, Ordering::Relaxed, Ordering::Relaxed);
+                if answering.is_err() {
+                    // The shell's prompt follows on a line of its own.
+                    print_error("");
+                    signal_hook::low_level::exit(ENDED_AT_ONCE);
+                }
+            }
+        };
+        thread::Builder::new().name("signals".into()).spawn(watch).map_err(refused)?;
+        Ok(AnswerStop(state))
+    }
+
+    /// An answer begins.
+    pub(crate) fn begin(&self) {
+        self.0.store(ANSWERING, Ordering::Relaxed);
+    }
+
+    /// The answer has ended.
+    pub(crate) fn end(&self) {
+        self.0.store(IDLE, Ordering::Relaxed);
+    }
+
+    /// True if the answer is to end.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == ASKED
+    }
+}
+
+fn refused(error: std::io::Error) -> Failure {
+    Failure::user(format!("cannot watch for signals: {error}{}", advice(&error)))
 }

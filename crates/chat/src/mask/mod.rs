@@ -194,12 +194,7 @@ pub fn samples(
     options: &MaskOptions,
 ) -> Result<Mask, RowFailure> {
     let Conversation { messages, tools } = conversation;
-    let is_marked = messages.iter().any(|message| {
-        message.keys().iter().any(|(key, value)| has_mark(&key.as_str().into()) || has_mark(value))
-    });
-    if is_marked || tools.iter().flatten().any(has_mark) {
-        return Err(RowFailure::Drop(DropReason::Markers));
-    }
+    refuse_marks(conversation)?;
     let template = templates.for_row(tools.is_some())?;
     let prepared = Prepared::new(messages, tools.as_deref(), &options.literals);
     let whole = template.render_first(&prepared, messages.len(), false)?;
@@ -239,6 +234,17 @@ pub fn samples(
     match samples.iter().any(|sample| sample.trained.iter().any(|range| !range.is_empty())) {
         true => Ok(Mask { method, samples, missing_messages }),
         false => Err(RowFailure::Drop(DropReason::NoTrainedToken)),
+    }
+}
+
+/// Drops a conversation with characters that mark ranges here.
+pub(crate) fn refuse_marks(Conversation { messages, tools }: &Conversation) -> Result<(), RowFailure> {
+    let is_marked = messages.iter().any(|message| {
+        message.keys().iter().any(|(key, value)| has_mark(&key.as_str().into()) || has_mark(value))
+    });
+    match is_marked || tools.iter().flatten().any(has_mark) {
+        true => Err(RowFailure::Drop(DropReason::Markers)),
+        false => Ok(()),
     }
 }
 

@@ -98,6 +98,13 @@ pub struct Conversation {
     pub tools: Option<Vec<Value>>,
 }
 
+impl Conversation {
+    /// Removes the last message if it is an answer, so that a model can write it. Nothing may be left.
+    pub fn take_answer(&mut self) -> Option<ChatMessage> {
+        self.messages.pop_if(|last| last.role == Role::Assistant)
+    }
+}
+
 /// A conversation, unless it is empty.
 pub(super) fn conversation(
     messages: Vec<ChatMessage>,

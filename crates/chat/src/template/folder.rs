@@ -135,7 +135,7 @@ impl Templates {
             };
             return Err(ChatError::new(
                 format!("{} {found}", folder.display()),
-                "name one with data.chat_template: a file, or \"chatml\"",
+                "name one with data.chat_template (--chat-template in other commands): a file, or \"chatml\"",
             ));
         }
         Ok(Templates { default, with_tools })

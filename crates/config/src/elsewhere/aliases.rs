@@ -340,6 +340,7 @@ pub(super) const ROWS: &[(&str, &str)] = &[
     ("eval.tokens", "eval_tokens"),
     ("eval.at_end", "eval_at_end final_eval"),
     ("eval.prompts", "prompt start samples sample_prompts generation_prompts sample_prompt"),
+    ("eval.chats", "questions sample_chats chat_prompts"),
     (
         "eval.max_tokens",
         "max_new_tokens sample_tokens num_tokens_to_generate generation_max_new_tokens eval_max_new_tokens",

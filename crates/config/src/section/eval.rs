@@ -21,7 +21,10 @@ section! {
         /// Continues each of these texts after the last step, and prints the result.
         #[schemars(extend("x-example" = ["Once upon a time"]))]
         pub prompts: Vec<String> = Vec::new(),
-        /// Longest continuation of a prompt.
+        /// Answers each of these questions after the last step, each as a chat of its own (docs/chat.md).
+        #[schemars(extend("x-example" = ["Who are you?"]))]
+        pub chats: Vec<String> = Vec::new(),
+        /// Longest continuation or answer.
         #[schemars(range(min = 1, max = 1_073_741_824))]
         #[schemars(extend("x-unit" = "tokens"))]
         pub max_tokens: usize = 128,
@@ -35,6 +38,11 @@ impl EvalConfig {
     /// Steps between evaluations, as given or by default; 0 for none during the run.
     pub fn every(&self, has_validation_data: bool) -> u64 {
         self.every.unwrap_or(if has_validation_data { EVERY } else { 0 })
+    }
+
+    /// True if samples are written after the last step.
+    pub fn has_samples(&self) -> bool {
+        !(self.prompts.is_empty() && self.chats.is_empty())
     }
 
     /// Tokens of one evaluation: as given (0: all), or those of some training steps.

@@ -52,7 +52,7 @@ pub(crate) enum RowError {
 }
 
 /// Rows with more text are dropped under this reason.
-const TOO_LONG: &str = "a text of more than 3 MiB";
+pub(super) const TOO_LONG: &str = "a text of more than 3 MiB";
 
 impl<'t> ChatEncoder<'t> {
     /// An encoder with the template and the tokens of a tokenizer. If there is no template, or no token at
@@ -61,16 +61,7 @@ impl<'t> ChatEncoder<'t> {
     /// # Errors
     /// A template that is refused.
     pub(crate) fn new(tokenizer: &'t Tokenizer, options: &ChatOptions) -> Result<ChatEncoder<'t>> {
-        let settings = TemplateSettings {
-            special_tokens: tokenizer.template_tokens(),
-            kwargs: options.kwargs.clone(),
-            today: options.today,
-        };
-        let templates = match &options.template {
-            TemplateSource::Tokenizer => tokenizer.chat_templates(&settings),
-            TemplateSource::File(path) => Templates::of_file(path, &settings),
-            TemplateSource::ChatMl => Templates::chatml(&settings),
-        };
+        let templates = templates(tokenizer, options);
         let masks = MaskOptions::new(options.train_on, &tokenizer.stop_names(), &tokenizer.special_names());
         Ok(ChatEncoder { tokenizer, options: options.clone(), templates, masks })
     }
@@ -162,18 +153,12 @@ impl<'t> ChatEncoder<'t> {
         if prompt.len() + completion.len() > MAX_CONVERSATION_BYTES {
             return Err(RowError::Dropped(TOO_LONG, TOO_LONG.to_owned()));
         }
-        let encoded = |text: &str, begins: bool| {
-            let failed = |error: DataError| ChatError::new(error.to_string(), "check the row");
-            self.tokenizer.encode_piece(text, begins).map_err(|error| RowError::Template(failed(error)))
-        };
-        let mut ids = self.tokenizer.document_begin().to_vec();
-        if !prompt.is_empty() {
-            ids.extend(encoded(prompt, true)?);
-        }
+        let mut ids = pair_beginning(self.tokenizer, prompt).map_err(RowError::Template)?;
         let is_all = format == RowFormat::Text || self.options.train_on == TrainOn::All;
         let untrained = if is_all { 0 } else { ids.len() };
         let before = ids.len();
-        ids.extend(encoded(completion, prompt.is_empty())?);
+        let completed = encode_text(self.tokenizer, completion, prompt.is_empty());
+        ids.extend(completed.map_err(RowError::Template)?);
         let is_empty = ids.len() == before;
         ids.push(self.tokenizer.end_of_document());
         let mut trained = vec![true; ids.len()];
@@ -188,6 +173,40 @@ impl<'t> ChatEncoder<'t> {
         let counts = RowCounts { format, method: None, crossing_tokens: 0, missing_messages: 0 };
         with_samples(EncodedRow { counts, samples })
     }
+}
+
+/// The templates that `options` name, with the special tokens of a tokenizer.
+pub(super) fn templates(
+    tokenizer: &Tokenizer,
+    options: &ChatOptions,
+) -> std::result::Result<Templates, ChatError> {
+    let settings = TemplateSettings {
+        special_tokens: tokenizer.template_tokens(),
+        kwargs: options.kwargs.clone(),
+        today: options.today,
+    };
+    match &options.template {
+        TemplateSource::Tokenizer => tokenizer.chat_templates(&settings),
+        TemplateSource::File(path) => Templates::of_file(path, &settings),
+        TemplateSource::ChatMl => Templates::chatml(&settings),
+    }
+}
+
+/// Token ids of a pair before its completion.
+pub(super) fn pair_beginning(
+    tokenizer: &Tokenizer,
+    prompt: &str,
+) -> std::result::Result<Vec<u32>, ChatError> {
+    let mut ids = tokenizer.document_begin().to_vec();
+    if !prompt.is_empty() {
+        ids.extend(encode_text(tokenizer, prompt, true)?);
+    }
+    Ok(ids)
+}
+
+fn encode_text(tokenizer: &Tokenizer, text: &str, begins: bool) -> std::result::Result<Vec<u32>, ChatError> {
+    let failed = |error: DataError| ChatError::new(error.to_string(), "check the row");
+    tokenizer.encode_piece(text, begins).map_err(failed)
 }
 
 /// The row, unless nothing in it is trained.

@@ -1,7 +1,9 @@
 //! Conversations as documents of a dataset: settings, the encoder of rows, and the record of what was done.
 
 mod encoder;
+mod first;
 mod preview;
+mod prompt;
 mod record;
 
 use std::path::PathBuf;
@@ -10,7 +12,9 @@ use serde_json::{Map, Value};
 use xtrain_chat::{Date, TrainOn};
 
 pub(crate) use encoder::{ChatEncoder, EncodedRow, RowError};
+pub use first::{FirstConversations, first_conversations};
 pub use preview::{PreviewedRow, preview};
+pub use prompt::{ChatPrompts, PromptContent, PromptRow, RowPrompt};
 pub use record::ChatRecord;
 pub(crate) use record::UNREADABLE;
 

@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use xtrain_data::chat::{ChatPrompts, first_conversations};
 use xtrain_data::{
-    DataError, Dataset, InputFile, Listing, Split, Take, TextField, TokenStream, Tokenizer, first_text,
-    shell_path, text_field,
+    ChatOptions, DataError, Dataset, InputFile, Listing, Split, Take, TextField, TokenStream, Tokenizer,
+    first_text, holds_conversations, shell_path, text_field,
 };
 use xtrain_model::hf::HfConfig;
 use xtrain_train::error::RunError;
@@ -37,6 +38,17 @@ pub(super) struct Found {
     pub(super) bpe_vocab_size: usize,
     /// The folder of the model to start from.
     pub(super) model: Option<(String, Box<HfConfig>)>,
+    /// The conversations among the data, if there are some.
+    pub(super) chat: Option<FoundChat>,
+}
+
+/// Conversations to train a model on.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FoundChat {
+    /// A question of their beginning.
+    pub(super) question: Option<String>,
+    /// True if the model's folder has a chat template.
+    pub(super) has_template: bool,
 }
 
 /// Vocabulary sizes to learn: minimum bytes of text, size, and mean bytes per token of English.
@@ -65,6 +77,7 @@ impl Found {
             tokens: None,
             bpe_vocab_size: 4096,
             model: None,
+            chat: None,
         };
         let (mut texts, mut first_texts) = (Vec::new(), Vec::new());
         for path in sources {
@@ -81,36 +94,58 @@ impl Found {
             let config = source::read_hf_config(&folder)?;
             found.model = Some((name(&folder)?, Box::new(config)));
         }
-        let (mut bytes, mut shard_tokens) = (0, 0);
+        let (mut bytes, mut shard_tokens, mut chat_tokens) = (0, 0, 0);
         let (train, valid) = splits(&texts)?;
         for path in train {
             if is_dataset(path) {
                 found.has_shards = true;
-                shard_tokens += Dataset::open(path)?.token_count();
+                let dataset = Dataset::open(path)?;
+                shard_tokens += dataset.token_count();
+                if found.model.is_some() && dataset.chat().is_some() {
+                    found.chat.get_or_insert_default();
+                }
                 found.data.push(FoundData { path: name(path)?, text_field: None });
                 continue;
             }
             let listing = list(path, Split::Train)?;
             texts::log(&listing);
-            bytes += listing.files.iter().map(InputFile::estimated_text_bytes).sum::<u64>();
-            let FirstRows { text_field, texts } = first_rows(&listing.files)?;
-            found.data.push(FoundData { path: name(path)?, text_field });
-            first_texts.extend(texts);
+            let estimated = listing.files.iter().map(InputFile::estimated_text_bytes).sum::<u64>();
+            let is_chat = holds_conversations(&listing.files)?;
+            if let (true, Some((folder, _))) = (is_chat, &found.model) {
+                let first = first_conversations(&listing.files)?;
+                let tokens = first.texts.iter().map(String::len).sum::<usize>() as f64
+                    / bytes_a_token(Path::new(folder), &first.texts);
+                chat_tokens += (estimated as f64 * tokens / first.row_bytes.max(1) as f64) as u64;
+                let chat = found.chat.get_or_insert_default();
+                chat.question = chat.question.take().or(first.question);
+                found.data.push(FoundData { path: name(path)?, text_field: None });
+            } else {
+                bytes += estimated;
+                let FirstRows { text_field, texts } = first_rows(&listing.files).map_err(|error| match is_chat {
+                    true => RunError::Refused(format!(
+                        "{error}; or name the folder of the model to train on its answers: xtrain init MODEL {}",
+                        shell_path(path)
+                    )),
+                    false => error,
+                })?;
+                found.data.push(FoundData { path: name(path)?, text_field });
+                first_texts.extend(texts);
+            }
             // A folder or pattern with a validation split of its own is named twice.
             if !path.is_file()
                 && let Ok(of_valid) = list(path, Split::Validation)
                 && of_valid.is_split
                 && paths(&of_valid).is_disjoint(&paths(&listing))
             {
-                let FirstRows { text_field, .. } = first_rows(&of_valid.files)?;
-                found.valid.push(FoundData { path: name(path)?, text_field });
+                found.valid.push(FoundData { path: name(path)?, text_field: found.field(&of_valid.files)? });
             }
         }
         for path in valid {
-            let FirstRows { text_field, .. } = first_rows(&list(path, Split::Validation)?.files)?;
+            let text_field = found.field(&list(path, Split::Validation)?.files)?;
             found.valid.push(FoundData { path: name(path)?, text_field });
         }
-        if !found.data.is_empty() && !found.has_shards && bytes < LEAST_BYTES {
+        let has_text = !found.data.is_empty() && !found.has_shards && found.chat.is_none();
+        if has_text && bytes < LEAST_BYTES {
             return Err(RunError::Refused(format!(
                 "the text has {bytes} bytes, and a run needs at least 9 tokens, for one sequence of 8 and its targets; name \
                  more text"
@@ -124,10 +159,30 @@ impl Found {
                 Some((folder, _)) => bytes_a_token(Path::new(folder), &first_texts),
                 None => learned_bytes,
             };
-            found.tokens = Some(shard_tokens + (bytes as f64 / bytes_a_token) as u64);
+            found.tokens = Some(shard_tokens + chat_tokens + (bytes as f64 / bytes_a_token) as u64);
+        }
+        if let (Some(chat), Some((folder, _))) = (&mut found.chat, &found.model) {
+            chat.has_template = has_template(Path::new(folder));
         }
         Ok(found)
     }
+
+    /// The field that holds the text of files to validate on; none for conversations.
+    fn field(&self, files: &[InputFile]) -> Result<Option<String>, RunError> {
+        match self.chat.is_some() && holds_conversations(files)? {
+            true => Ok(None),
+            false => Ok(first_rows(files)?.text_field),
+        }
+    }
+}
+
+/// True if the folder of a model has a chat template. What is wrong with it is said when it is used.
+fn has_template(folder: &Path) -> bool {
+    let options = ChatOptions::default();
+    let check = |tokenizer: Tokenizer| {
+        ChatPrompts::new(&tokenizer, &options).is_ok_and(|prompts| prompts.check().is_ok())
+    };
+    Tokenizer::load(folder).is_ok_and(check)
 }
 
 /// The path as a run file names it.

@@ -4,6 +4,7 @@
 //! an acceptable time for a first run. Settings that a run chooses itself (recomputation, the loss chunk) are
 //! left out. The file is planned before it is written, so it is always valid.
 
+mod chat;
 mod found;
 mod size;
 mod text;
@@ -13,6 +14,7 @@ use size::{SIZES, Size};
 use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use text::Length;
 use xtrain_config::Config;
 use xtrain_planner::choose;
 use xtrain_planner::estimate::{Device, RunTime};
@@ -79,10 +81,11 @@ impl Draft {
         processor: &Processor,
         threads: usize,
     ) -> Result<Draft, RunError> {
-        let text = |tokens| text::run_file(found, size, file, tokens, processor);
-        let planned = |tokens| -> Result<Planned, RunError> {
-            plan_on(&Config::parse::<&str>(file, text(tokens).as_bytes(), &[])?, processor.target())
+        let text = |tokens, length| text::run_file(found, size, file, tokens, length, processor);
+        let plan = |text: String| -> Result<Planned, RunError> {
+            plan_on(&Config::parse::<&str>(file, text.as_bytes(), &[])?, processor.target())
         };
+        let planned = |tokens| plan(text(tokens, Length::Planned));
         // The length of the run depends on the number of parameters, which a first plan provides.
         let first = planned(size::run_tokens(found, None))?;
         let parameters = first.spec.model.parameter_count() as u64;
@@ -102,7 +105,8 @@ impl Draft {
             (planned, time) = timed(run_tokens)?;
         }
         let fits = !planned.lacks_memory;
-        let (text, tokens) = (text(run_tokens), found.tokens);
+        let (text, tokens) = (text(run_tokens, Length::Written), found.tokens);
+        plan(text.clone())?;
         Ok(Draft { text, parameters, run_tokens, time, owner: device.name, fits, tokens })
     }
 

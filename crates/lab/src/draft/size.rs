@@ -61,11 +61,15 @@ pub(super) fn shortened(seq_len: u64, found: &Found) -> u64 {
     if most >= seq_len { seq_len } else { 1 << most.ilog2() }
 }
 
+/// Passes of a model over conversations.
+pub(super) const CHAT_PASSES: u64 = 2;
+
 /// Training tokens, rounded to two digits: as many as suit this number of parameters, limited by the text. A
-/// model that is trained further sees its text once.
+/// model that is trained further sees its text once, and conversations twice.
 pub(super) fn run_tokens(found: &Found, parameters: Option<u64>) -> u64 {
     let wanted = parameters.map_or(UNKNOWN, |parameters| TOKENS_A_PARAMETER * parameters);
     let tokens = match (&found.model, found.tokens) {
+        (Some(_), Some(tokens)) if found.chat.is_some() => CHAT_PASSES * tokens,
         (Some(_), tokens) => tokens.unwrap_or(UNKNOWN),
         (None, Some(tokens)) => wanted.min(PASSES * tokens).max(LEAST_TOKENS),
         (None, None) => wanted,

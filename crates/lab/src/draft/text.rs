@@ -1,5 +1,6 @@
 //! The text of a run file, with comments on the keys that users change.
 
+use super::chat;
 use super::found::{Found, FoundData};
 use super::size::{Size, interval, shortened};
 use std::collections::BTreeSet;
@@ -16,12 +17,21 @@ const NO_TEXT: &str = "data/corpus.txt";
 const DEFAULT_FIELD: &str = "text";
 
 /// Batch and learning rate of a model that is trained further.
-const FURTHER_BATCH_SIZE: u64 = 8;
-const FURTHER_LR: f64 = 2e-5;
+pub(super) const FURTHER_BATCH_SIZE: u64 = 8;
+pub(super) const FURTHER_LR: f64 = 2e-5;
 
 /// Maximum sequence length of a model that is trained further, on a CPU and on a GPU, so that a first run is
 /// short.
 const FURTHER_SEQ_LEN: (u64, u64) = (512, 2048);
+
+/// The key for the length of a run on conversations, whose tokens are not counted yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Length {
+    /// A number of tokens, for a plan with the time.
+    Planned,
+    /// As it is written.
+    Written,
+}
 
 /// The text of the run file `file`, for a model of this size or for the model in `found`.
 pub(super) fn run_file(
@@ -29,8 +39,12 @@ pub(super) fn run_file(
     size: Option<&Size>,
     file: &Path,
     run_tokens: u64,
+    length: Length,
     processor: &Processor,
 ) -> String {
+    if let Some(chat) = &found.chat {
+        return chat::run_file(found, chat, file, run_tokens, length);
+    }
     let is_cpu = matches!(processor, Processor::Cpu);
     let (seq_len, batch_size, lr) = match size {
         Some(size) => (size.seq_len(found), size.batch_size, size.lr),
@@ -43,22 +57,24 @@ pub(super) fn run_file(
     let steps = run_tokens.div_ceil(seq_len * batch_size);
     let every = interval(steps / 10);
     let held_out = held_out(found);
-    let mut text = header(file);
-    for section in [
+    let sections = [
         model(found, size),
         data(found, held_out, seq_len),
-        optimizer(lr, found.model.is_some()),
+        optimizer(lr, found.model.is_some()).0,
         train(found, run_tokens, batch_size, steps),
         checked(every, held_out > 0.0 || !found.valid.is_empty()),
         precision(),
-    ] {
-        text.push('\n');
-        text.push_str(&section);
-    }
-    text
+    ];
+    header(file, "generate", " --prompt \"Once upon a time\"") + &joined(&sections)
 }
 
-fn header(file: &Path) -> String {
+/// Sections after the header.
+pub(super) fn joined(sections: &[String]) -> String {
+    sections.iter().map(|section| format!("\n{section}")).collect()
+}
+
+/// The comment that begins a file; the model of the run is tried with this command.
+pub(super) fn header(file: &Path, verb: &str, options: &str) -> String {
     let name = shell_path(file);
     let run = shell_path(&Path::new("runs").join(file.file_stem().unwrap_or("run".as_ref())));
     format!(
@@ -66,13 +82,13 @@ fn header(file: &Path) -> String {
          #\n\
          #     xtrain plan {name}              memory and time, before anything runs\n\
          #     xtrain train {name}             trains into {run}; --resume continues; --gpus 8 takes 8 GPUs\n\
-         #     xtrain generate {run} --prompt \"Once upon a time\"\n\
+         #     xtrain {verb} {run}{options}\n\
          #\n\
          # Any key can be changed for one run: xtrain train {name} --set optimizer.lr=1e-3 --out runs/other\n"
     )
 }
 
-fn model(found: &Found, size: Option<&Size>) -> String {
+pub(super) fn model(found: &Found, size: Option<&Size>) -> String {
     let line = Line::under("[model]");
     match (&found.model, size) {
         (Some((folder, hf)), _) => {
@@ -99,7 +115,7 @@ fn model(found: &Found, size: Option<&Size>) -> String {
     }
 }
 
-fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
+pub(super) fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
     let named = found.data.iter().chain(&found.valid);
     let fields: BTreeSet<&str> = named.filter_map(|source| source.text_field.as_deref()).collect();
     // A field of all sources is a key of the section, different ones are keys of the sources.
@@ -123,13 +139,16 @@ fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
             "put your text here: .txt, .jsonl or .parquet, a folder, a pattern (\"data/**/*.txt\") or a list"
         }
         (_, true) => "token shards; a list may mix several, with weights",
+        _ if found.chat.is_some() => {
+            "rows of conversations (docs/chat.md); a list may mix several, with weights"
+        }
         _ => "also a folder, a pattern (\"data/**/*.txt\") or a list, with weights",
     };
     let mut line = Line::under("[data]").key("train", train, what);
     if let Some(field) = common.filter(|field| *field != DEFAULT_FIELD) {
         line = line.key("text_field", string_literal(field), "field or column that holds the text");
     }
-    if !found.has_shards {
+    if !found.has_shards && found.chat.is_none() {
         line = line.off("separator", "\"<|endoftext|>\"", "separates documents in a .txt file");
     }
     line = match held_out > 0.0 {
@@ -148,15 +167,32 @@ fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
             )
             .key("bpe_vocab_size", found.bpe_vocab_size, "size of the learned vocabulary");
     }
-    line.key("seq_len", seq_len, "context length in tokens").0
+    let Some(chat) = &found.chat else {
+        return line.key("seq_len", seq_len, "context length in tokens").0;
+    };
+    line = match chat.has_template {
+        true => line.off(
+            "chat_template",
+            "\"chatml\"",
+            "instead of the template of the model's folder; or a file",
+        ),
+        false => line.key(
+            "chat_template",
+            "\"chatml\"",
+            "the model's folder has no template that can be used; or a file",
+        ),
+    };
+    line.key("train_on", "\"assistant\"", "all answers; \"last\": the last one; \"all\": the whole text")
+        .key("seq_len", seq_len, "context length in tokens; longer conversations are left out and counted")
+        .0
 }
 
-fn optimizer(lr: f64, is_further: bool) -> String {
+pub(super) fn optimizer(lr: f64, is_further: bool) -> Line {
     let why = match is_further {
         true => "low, so that the model forgets little; 1e-5 to 1e-4 are usual",
         false => "peak learning rate; tune this first, by factors of two",
     };
-    Line::under("[optimizer]").key("lr", format!("{lr:e}"), why).0
+    Line::under("[optimizer]").key("lr", format!("{lr:e}"), why)
 }
 
 fn train(found: &Found, run_tokens: u64, batch_size: u64, steps: u64) -> String {
@@ -188,22 +224,22 @@ fn checked(every: u64, validates: bool) -> String {
         line = line.key("every", every, "steps between evaluations");
     }
     line = line.off("prompts", "[\"Once upon a time\"]", "prompts that the model continues at the end");
-    let saved = Line::under("[checkpoint]").key(
-        "every",
-        every,
-        "steps between checkpoints; --resume continues from the latest",
-    );
-    format!("{}\n{}", line.0, saved.0)
+    format!("{}\n{}", line.0, saved(every))
+}
+
+pub(super) fn saved(every: u64) -> String {
+    let why = "steps between checkpoints; --resume continues from the latest";
+    Line::under("[checkpoint]").key("every", every, why).0
 }
 
 /// The recipe is left out, so that the file suits every device.
-fn precision() -> String {
+pub(super) fn precision() -> String {
     let why = "default: \"bf16\" on a GPU, \"fp32\" on a CPU; FP8 is faster for large models (docs/fp8.md)";
     Line::under("[precision]").off("recipe", "\"fp8-block\"", why).0
 }
 
 /// Fraction of the data that is held out.
-fn held_out(found: &Found) -> f64 {
+pub(super) fn held_out(found: &Found) -> f64 {
     match found.tokens {
         _ if !found.valid.is_empty() => 0.0,
         None => 0.005,
@@ -215,21 +251,21 @@ fn held_out(found: &Found) -> f64 {
 }
 
 /// The lines of a section.
-struct Line(String);
+pub(super) struct Line(pub(super) String);
 
 impl Line {
-    fn under(section: &str) -> Line {
+    pub(super) fn under(section: &str) -> Line {
         Line(format!("{section}\n"))
     }
 
-    fn key(mut self, key: &str, value: impl ToString, comment: &str) -> Line {
+    pub(super) fn key(mut self, key: &str, value: impl ToString, comment: &str) -> Line {
         let value = format!("{key} = {}", value.to_string());
         self.0.push_str(&format!("{value:<33}  # {comment}\n"));
         self
     }
 
     /// A key that is commented out.
-    fn off(self, key: &str, value: &str, comment: &str) -> Line {
+    pub(super) fn off(self, key: &str, value: &str, comment: &str) -> Line {
         let value = format!("# {key} = {value}");
         Line(format!("{}{value:<33}  # {comment}\n", self.0))
     }

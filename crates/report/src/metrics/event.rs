@@ -220,10 +220,22 @@ impl ReferenceGap {
 pub struct Sample {
     /// Number of attempted steps before it.
     pub step: u64,
-    /// The prompt.
+    /// The prompt, or the question.
     pub prompt: String,
-    /// The continuation, without the prompt.
+    /// The continuation without the prompt, or the answer.
     pub text: String,
+    /// True for an answer to a question, which a chat template rendered.
+    pub is_chat: bool,
+}
+
+impl Sample {
+    /// Prompt and text together, with the names of the speakers in a chat.
+    pub fn whole(&self) -> String {
+        match self.is_chat {
+            true => format!("user: {}\nassistant: {}", self.prompt, self.text),
+            false => format!("{}{}", self.prompt, self.text),
+        }
+    }
 }
 
 /// An event that a run reports.

@@ -65,7 +65,7 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
             format!("warning {}  {}", at(warning.step), printable::name(&warning.text))
         }
         Event::Sample(sample) => {
-            let text = format!("{}{}", sample.prompt, sample.text);
+            let text = sample.whole();
             let text = printable::text(&text);
             let lines: String = text.lines().map(|line| format!("\n    {line}")).collect();
             format!("sample after step {}:{lines}", sample.step)

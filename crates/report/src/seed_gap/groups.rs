@@ -99,7 +99,7 @@ pub(super) fn group_runs(runs: &[RunData], base: usize) -> Vec<Group> {
 
 /// Keys in which two runs may differ although their losses differ only randomly, besides those that a run may
 /// choose: folder and device of the run, and its reports.
-const KEYS_WITHOUT_EFFECT: [&str; 27] = [
+const KEYS_WITHOUT_EFFECT: [&str; 28] = [
     "train.seed",
     "train.out",
     "train.started_in",
@@ -117,6 +117,7 @@ const KEYS_WITHOUT_EFFECT: [&str; 27] = [
     "eval.every",
     "eval.at_end",
     "eval.prompts",
+    "eval.chats",
     "eval.max_tokens",
     "eval.temperature",
     "parallel.shard",

@@ -147,7 +147,7 @@ fn what_a_run_says_is_text_and_never_markup() {
         ..RunSummary::default()
     };
     run.records.push(record(CheckpointSaved { step: 20, path: evil.into() }));
-    run.records.push(record(Sample { step: 20, prompt: evil.into(), text: evil.into() }));
+    run.records.push(record(Sample { step: 20, prompt: evil.into(), text: evil.into(), is_chat: false }));
     let harmless = document(&[super::run("plain", 20)]);
     let scripts = |page: &Document| page.tags.iter().filter(|(name, _)| name == "script").count();
     for runs in [vec![run.clone()], vec![run.clone(), run]] {
@@ -339,7 +339,7 @@ fn event() -> impl Strategy<Value = Event> {
             1 => EvalMetrics { step, loss: a, bits_per_byte: Some(b) }.into(),
             2 => SkippedStep { step, loss: a, grad_norm: b, skipped: n }.into(),
             3 => Resumed::after(step).into(),
-            4 => Sample { step, prompt: text.clone(), text }.into(),
+            4 => Sample { step, prompt: text.clone(), text, is_chat: false }.into(),
             5 => Warning { step, text }.into(),
             6 => ReferenceGap { step, steps: n, loss: a, bf16_loss: b }.into(),
             7 => {

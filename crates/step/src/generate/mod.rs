@@ -105,6 +105,12 @@ impl Generator {
         &self.held
     }
 
+    /// Number of tokens that can be generated after a prompt of this length until the cache is full.
+    pub fn room_after(&self, prompt_tokens: usize) -> usize {
+        // The last one is not read again.
+        (self.capacity + 1).saturating_sub(prompt_tokens)
+    }
+
     /// Forgets all tokens.
     pub fn reset(&mut self) {
         self.held.clear();

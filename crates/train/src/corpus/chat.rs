@@ -58,6 +58,17 @@ impl Sources<'_> {
         Ok(self.has_chat().then(|| today.to_string()))
     }
 
+    /// The settings with which the run renders conversations that are not of its sources: those of the first
+    /// source with a template of its own.
+    ///
+    /// # Errors
+    /// `data.today` is no date.
+    pub(crate) fn run_chat_options(&self) -> Result<ChatOptions, RunError> {
+        let sources = &self.config.data.train.0;
+        let own = sources.iter().find(|source| source.chat_template.is_some());
+        self.chat_options(own.unwrap_or(&DataSource::new("")))
+    }
+
     /// The settings with which the rows of `source` become documents.
     ///
     /// # Errors

@@ -12,14 +12,12 @@ use crate::corpus::{Corpus, Notice, validation_of_run};
 use crate::error::RunError;
 use crate::evaluate::{Evaluator, Tally};
 use crate::open_model::{OpenedModel, RunOrigin};
-use crate::paths::{Sources, today};
 use crate::process_group::ProcessGroup;
 use crate::texts;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
-use xtrain_config::DataSource;
 use xtrain_data::{
     ChatOptions, DataError, Dataset, InputOptions, Packing, PrepareOptions, TokenStream, Tokenizer,
     Validation, holds_conversations, prepare_cached,
@@ -78,10 +76,7 @@ impl HeldOut {
         let cache = temporary.as_ref().map(TempDir::path);
         let cache = options.cache.as_deref().or(cache).unwrap_or(Path::new(""));
         // Conversations are rendered as in the model's run.
-        let chat = match &opened.run {
-            Some(run) => Sources::resolve(&run.config).chat_options(&DataSource::new(""))?,
-            None => ChatOptions { today: today(), ..ChatOptions::default() },
-        };
+        let chat = opened.chat_options()?;
         let (mut streams, mut text_bytes, mut has_chat) = (Vec::new(), Some(0), false);
         for path in data {
             let dataset = match dataset(path, &opened.tokenizer, &chat, options, cache, on_progress) {

@@ -1,6 +1,7 @@
 //! Evaluation during a run, and saving of the best state.
 
 use super::observer::{Observer, Outcome};
+use super::prompts::SamplePrompt;
 use super::steps::exchange_error;
 use super::watch::Watch;
 use super::{Run, is_due};
@@ -18,8 +19,8 @@ pub(super) struct Evaluation {
     pub(super) evaluator: Option<Evaluator>,
     /// True if the entropy in the position is that of the validation data that this process reads.
     pub(super) entropy_is_known: bool,
-    /// The tokens of `eval.prompts`.
-    pub(super) prompts: Vec<Vec<u32>>,
+    /// Those of `eval.prompts` and `eval.chats`.
+    pub(super) prompts: Vec<SamplePrompt>,
 }
 
 impl Run {

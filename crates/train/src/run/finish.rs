@@ -2,6 +2,7 @@
 
 use super::Run;
 use super::observer::{Observer, Outcome};
+use super::prompts::SamplePrompt;
 use super::watch::Watch;
 use crate::error::RunError;
 use crate::exchange;
@@ -99,11 +100,13 @@ impl Run {
         Ok(())
     }
 
-    /// Continues the prompts. If the run is stopped meanwhile, the samples so far are written; a resumed run
+    /// Continues the prompts and answers the questions. If the run is stopped meanwhile, the samples so far are written; a resumed run
     /// generates all of them again.
     fn sample(&mut self, watch: &Watch<'_>, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
         let eval = self.config.eval.clone();
-        let Some(longest) = self.evaluation.prompts.iter().map(Vec::len).max() else {
+        // Samples are generated once.
+        let prompts = std::mem::take(&mut self.evaluation.prompts);
+        let Some(longest) = prompts.iter().map(|prompt| prompt.tokens.len()).max() else {
             return Ok(Outcome::Finished);
         };
         // One cache serves all prompts.
@@ -116,16 +119,17 @@ impl Run {
         };
         let (mut ended, mut failed) = (None, None);
         let mut text = String::new();
-        for (number, (prompt, tokens)) in eval.prompts.iter().zip(self.evaluation.prompts.clone()).enumerate()
-        {
+        for (number, SamplePrompt { text: prompt, tokens, is_chat }) in prompts.into_iter().enumerate() {
             ended = first_stop_request(&process_group, ended.or_else(|| watch.ended(Duration::ZERO)))?;
             if ended.is_some() {
                 break;
             }
-            if tokens.is_empty() {
-                continue;
-            }
             generator.reset();
+            // An answer ends where the context is full; a text goes on without its older half.
+            let max_tokens = match is_chat {
+                true => eval.max_tokens.min(generator.room_after(tokens.len())),
+                false => eval.max_tokens,
+            };
             let sampling = Sampling {
                 temperature: eval.temperature,
                 top_k: 0,
@@ -146,17 +150,14 @@ impl Run {
                 }
             };
             let weights = self.learner.weights();
-            let made =
-                generator.generate(weights, &tokens, eval.max_tokens, sampling, &stop, &mut on_token)?;
+            let made = generator.generate(weights, &tokens, max_tokens, sampling, &stop, &mut on_token)?;
             if let Some(error) = failed {
                 return Err(error);
             }
             let written = self.corpus.tokenizer.decode_after(&tokens, &made, SpecialTokens::Hide)?;
-            text.push_str(&format!("{prompt}{written}\n\n"));
-            self.record(
-                Sample { step: self.position.step, prompt: prompt.clone(), text: written },
-                observer,
-            )?;
+            let sample = Sample { step: self.position.step, prompt, text: written, is_chat };
+            text.push_str(&format!("{}\n\n", sample.whole()));
+            self.record(sample, observer)?;
         }
         if self.process_group.is_first() && (!text.is_empty() || ended.is_none()) {
             self.folder.write("sample.txt", &text)?;

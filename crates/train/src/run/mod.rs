@@ -24,6 +24,7 @@ mod evaluation;
 mod finish;
 mod observer;
 mod open;
+mod prompts;
 mod reference;
 mod reporting;
 mod restore;

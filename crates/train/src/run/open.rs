@@ -7,10 +7,11 @@
 
 use super::evaluation::Evaluation;
 use super::observer::{Observer, Start};
+use super::prompts::check_chats;
 use super::reporting::Reports;
 use super::saturation::Saturation;
 use super::settings::Settings;
-use super::setup::{Loaded, Setup, prompts};
+use super::setup::{Loaded, Setup};
 use super::snapshot::CheckpointWriter;
 use super::together::Together;
 use super::{Run, choices};
@@ -50,8 +51,9 @@ pub(super) fn open(
     let processor = stages.on_all_ranks("processor", || setup.processor())?;
     let early = stages.on_rank_0("plan before text", || setup.check_before_text(&processor))?.flatten();
     let corpus = stages.on_all_ranks("data", || setup.data(observer, time_is_up))?;
-    let prompts = stages.on_all_ranks("prompts", || prompts(&parsed.config, &corpus.tokenizer))?;
+    let prompts = stages.on_all_ranks("prompts", || setup.prompts(&corpus.tokenizer))?;
     let (planned, steps) = stages.on_all_ranks("plan", || setup.plan(&corpus, hf.as_ref(), &processor))?;
+    stages.on_all_ranks("questions", || check_chats(&prompts, planned.spec.model.context()))?;
     let command = setup.command();
     let config = &planned.resolved.config;
     if let Some(done) =

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_config::{Config, Device as DeviceChoice, Facts, Parsed};
-use xtrain_data::{DataError, TokenStream, Tokenizer};
+use xtrain_data::{DataError, TokenStream};
 use xtrain_model::hf::HfConfig;
 use xtrain_planner::estimate::Device;
 use xtrain_planner::planned::{Planned, planned_for};
@@ -286,21 +286,4 @@ pub(super) struct Loaded {
     pub(super) hardware: Hardware,
     /// The algorithms recorded so far.
     pub(super) recorded: BTreeMap<String, String>,
-}
-
-/// The tokens of `eval.prompts`. A prompt that cannot be encoded is refused before the first step.
-pub(super) fn prompts(config: &Config, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, RunError> {
-    let refused = |number: usize, why: &dyn std::fmt::Display| {
-        RunError::Refused(format!("[eval] `prompts[{number}]` cannot be continued: {why}"))
-    };
-    let encoded = |(number, prompt): (usize, &String)| match tokenizer.encode_prompt(prompt) {
-        Err(error @ DataError::Internal(_)) => Err(error.into()),
-        Err(error) => Err(refused(number, &error)),
-        Ok(tokens) if tokens.is_empty() => Err(refused(
-            number,
-            &"it is empty, and this tokenizer has no token that begins a text; give it some text",
-        )),
-        Ok(tokens) => Ok(tokens),
-    };
-    config.eval.prompts.iter().enumerate().map(encoded).collect()
 }

@@ -3,6 +3,7 @@
 
 mod bench;
 mod blame;
+mod chat;
 mod compare;
 mod completions;
 mod doctor;
@@ -24,6 +25,7 @@ pub(crate) use bench::{
     OpBenchArgs,
 };
 pub(crate) use blame::BlameArgs;
+pub(crate) use chat::ChatArgs;
 pub(crate) use compare::CompareArgs;
 pub(crate) use completions::CompletionsArgs;
 pub(crate) use doctor::DoctorArgs;
@@ -35,7 +37,7 @@ pub(crate) use inspect::InspectArgs;
 pub(crate) use options::{ModelArgs, Processes};
 pub(crate) use plan::PlanArgs;
 pub(crate) use report::ReportArgs;
-pub(crate) use tokenize::{ChatArgs, TokenizeArgs};
+pub(crate) use tokenize::{RowArgs, TokenizeArgs};
 pub(crate) use train::TrainArgs;
 
 use crate::failure::Failure;
@@ -56,7 +58,8 @@ pub(crate) const VERSION: &str =
   xtrain init books.txt
   xtrain train run.toml --set optimizer.lr=1e-3 --set train.steps=2000
   xtrain plan run.toml
-  xtrain generate runs/quickstart --prompt 'pub fn ' --max-tokens 100")]
+  xtrain generate runs/quickstart --prompt 'pub fn ' --max-tokens 100
+  xtrain chat models/Qwen3-0.6B")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -99,8 +102,10 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Tokenize text into token shards, or verify the checksums of shards
     Tokenize(TokenizeArgs),
-    /// Continue a text with a model; prints only the continuation
+    /// Continue a text with a model, or answer the conversations of a file; prints only what is generated
     Generate(GenerateArgs),
+    /// Chat with a model in the terminal
+    Chat(ChatArgs),
     /// Measure the loss of a model on text
     Eval(EvalArgs),
     /// Write a model as a Hugging Face folder

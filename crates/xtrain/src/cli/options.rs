@@ -1,11 +1,14 @@
 //! Options that several verbs share.
 
-use super::values::{bounded, device, named, whole};
+use super::values::{bounded, device, named, number, whole};
 use crate::failure::Failure;
 use clap::Args;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use xtrain_chat::Date;
 use xtrain_config::{Device, Override};
+use xtrain_data::{ChatOptions, TemplateSource};
 use xtrain_model::Recipe;
+use xtrain_step::generate::Sampling;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunFile {
@@ -98,6 +101,92 @@ pub(crate) struct ComputeArgs {
     /// Compute in this precision; by default the run's own, and fp32 for a Hugging Face folder
     #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]
     pub(crate) precision: Option<Recipe>,
+}
+
+/// The options of sampling.
+#[derive(Debug, Args)]
+pub(crate) struct SamplingArgs {
+    /// Sampling temperature: 0 always takes the most likely token (greedy), 1 samples from the model's own
+    /// distribution
+    #[arg(long, short, default_value_t = 0.8, value_parser = number)]
+    temperature: f64,
+    /// Sample from the k most likely tokens only; 0 means all
+    #[arg(long, default_value_t = 0, value_parser = whole::<usize>(0..=u64::MAX))]
+    top_k: usize,
+    /// Sample from the smallest set of most likely tokens whose probabilities add up to this
+    #[arg(long, default_value_t = 1.0, value_parser = number)]
+    top_p: f64,
+    /// Seed for sampling
+    #[arg(long, default_value_t = 0, value_parser = whole::<u64>(0..=u64::MAX))]
+    seed: u64,
+}
+
+impl SamplingArgs {
+    /// The settings of sampling.
+    ///
+    /// # Errors
+    /// A temperature or probability out of range.
+    pub(crate) fn sampling(&self) -> Result<Sampling, Failure> {
+        let SamplingArgs { temperature, top_k, top_p, seed } = *self;
+        if !(temperature.is_finite() && temperature >= 0.0) {
+            return Err(Failure::user(format!("--temperature is {temperature:?}; it must be 0 or more")));
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return Err(Failure::user(format!("--top-p is {top_p:?}; it must be above 0 and at most 1")));
+        }
+        Ok(Sampling { temperature, top_k, top_p, seed })
+    }
+}
+
+/// The options of rendering conversations.
+#[derive(Debug, Args)]
+pub(crate) struct TemplateArgs {
+    /// Render conversations with this template, a file or "chatml"; by default with that of the run or of
+    /// the folder
+    #[arg(long, value_name = "PATH")]
+    chat_template: Option<PathBuf>,
+    /// Variables of the chat template, as JSON: '{"enable_thinking": false}'
+    #[arg(long, value_name = "JSON")]
+    chat_template_kwargs: Option<String>,
+    /// The date that the chat template prints; by default that of the run, or today
+    #[arg(long, value_name = "YYYY-MM-DD")]
+    today: Option<Date>,
+}
+
+impl TemplateArgs {
+    /// The first option that is given.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let all = [
+            ("--chat-template", self.chat_template.is_some()),
+            ("--chat-template-kwargs", self.chat_template_kwargs.is_some()),
+            ("--today", self.today.is_some()),
+        ];
+        all.into_iter().find(|(_, is_given)| *is_given).map(|(name, _)| name)
+    }
+
+    /// `options` with what is given here.
+    ///
+    /// # Errors
+    /// Variables that are no JSON object.
+    pub(crate) fn over(&self, mut options: ChatOptions) -> Result<ChatOptions, Failure> {
+        if let Some(path) = &self.chat_template {
+            options.template = match path == Path::new("chatml") {
+                true => TemplateSource::ChatMl,
+                false => TemplateSource::File(path.clone()),
+            };
+        }
+        if let Some(kwargs) = &self.chat_template_kwargs {
+            options.kwargs = serde_json::from_str(kwargs).map_err(|error| {
+                Failure::user(format!(
+                    "--chat-template-kwargs is no JSON object ({error}); write it as '{{\"enable_thinking\": false}}'"
+                ))
+            })?;
+        }
+        if let Some(today) = self.today {
+            options.today = today;
+        }
+        Ok(options)
+    }
 }
 
 /// A checkpoint to examine, and the formats.

@@ -1,10 +1,9 @@
 //! The options of `xtrain tokenize`.
 
-use super::options::Threads;
+use super::options::{TemplateArgs, Threads};
 use super::values::{split, tokens};
 use clap::Args;
 use std::path::PathBuf;
-use xtrain_chat::Date;
 use xtrain_config::Count;
 use xtrain_data::{BeginOfDocument, PrepareOptions, Take};
 
@@ -32,7 +31,7 @@ pub(crate) struct TokenizeArgs {
     #[arg(long)]
     pub(crate) text_field: Option<String>,
     #[command(flatten)]
-    pub(crate) chat: ChatArgs,
+    pub(crate) chat: RowArgs,
     /// Read this split, by the names of files and folders; by default the training split of folders and
     /// patterns with several
     #[arg(long, value_parser = split())]
@@ -64,24 +63,16 @@ pub(crate) struct TokenizeArgs {
 
 /// The options of conversations.
 #[derive(Debug, Args)]
-pub(crate) struct ChatArgs {
+pub(crate) struct RowArgs {
     /// Read rows as conversations. By default they are if the first ones have the keys of conversations and
     /// no --text-field is given
     #[arg(long, conflicts_with = "text_field")]
     pub(crate) chat: bool,
-    /// Render conversations with this template, a file or "chatml"; by default with that of the tokenizer's
-    /// folder
-    #[arg(long, value_name = "PATH")]
-    pub(crate) chat_template: Option<PathBuf>,
-    /// Variables of the chat template, as JSON: '{"enable_thinking": false}'
-    #[arg(long, value_name = "JSON", default_value = "{}")]
-    pub(crate) chat_template_kwargs: String,
+    #[command(flatten)]
+    pub(crate) template: TemplateArgs,
     /// Train on this part of a conversation
     #[arg(long, value_name = "PART", default_value = "assistant", value_parser = ["assistant", "last", "all"])]
     pub(crate) train_on: String,
-    /// The date that the chat template prints; by default today
-    #[arg(long, value_name = "YYYY-MM-DD")]
-    pub(crate) today: Option<Date>,
     /// Show the samples of the first rows, what is trained in [[ ]] or in colour, and write nothing
     #[arg(long, value_name = "ROWS")]
     pub(crate) show: Option<usize>,

@@ -1,33 +1,33 @@
 //! `xtrain generate`: only the text goes to standard output, while it is generated, with escapes for control
 //! characters on a terminal; with `--json`, one object at the end. The speed goes to standard error.
+//! `--chats` is in `generate_chats`.
 
-use super::open_model;
+use super::answers::{FOREIGN, refuse_unknown};
+use super::speed::Speed;
 use super::transcript::Transcript;
+use super::{generate_chats, open_model};
 use crate::cli::{GenerateArgs, ModelArgs, PromptArgs};
 use crate::failure::Failure;
 use crate::terminal;
-use serde_json::{Value, json};
 use std::io::Read;
 use std::ops::ControlFlow;
 use xtrain_data::{SpecialTokens, Tokenizer};
 use xtrain_model::Architecture;
-use xtrain_report::metrics::format;
-use xtrain_step::generate::{GeneratedToken, Generator, Pace, Sampling};
+use xtrain_step::generate::{GeneratedToken, Generator};
 use xtrain_step::weights::Weights;
 use xtrain_train::open_model::open_without_tokenizer;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
-    if !(args.temperature.is_finite() && args.temperature >= 0.0) {
-        return Err(Failure::user(format!("--temperature is {:?}; it must be 0 or more", args.temperature)));
+    let sampling = args.sampling.sampling()?;
+    if let Some(file) = &args.prompt.chats {
+        return generate_chats::run(args, file, sampling);
     }
-    if !(args.top_p > 0.0 && args.top_p <= 1.0) {
-        return Err(Failure::user(format!("--top-p is {:?}; it must be above 0 and at most 1", args.top_p)));
+    if let Some(option) = args.template.given() {
+        return Err(Failure::user(format!("{option} is for conversations; it needs --chats FILE")));
     }
     let Model { mut weights, tokenizer, stop } = open(args)?;
     let tokens = prompt_tokens(&args.prompt, tokenizer.as_ref())?;
     check_prompt(args, &tokens, weights.model())?;
-    let sampling =
-        Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
     let mut generator = Generator::new(&mut weights, tokens.len() + args.max_tokens)?;
     let decoder = tokenizer.as_ref().map(|tokenizer| tokenizer.stream_decoder(&tokens, SpecialTokens::Hide));
     let mut decoder = decoder.transpose()?;
@@ -82,16 +82,9 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
 /// Refuses a prompt that the model cannot take, and notes if its context will be full.
 fn check_prompt(args: &GenerateArgs, tokens: &[u32], model: &Architecture) -> Result<(), Failure> {
     let vocab_size = model.vocab_size;
-    if let Some(bad) = tokens.iter().find(|&&t| t as usize >= vocab_size) {
-        let cause = if args.prompt.tokens.is_some() {
-            format!("--tokens takes ids from 0 to {}", vocab_size - 1)
-        } else {
-            "the tokenizer is another model's".to_owned()
-        };
-        return Err(Failure::user(format!(
-            "the prompt has token {bad}, but the model's vocabulary has {vocab_size}: {cause}"
-        )));
-    }
+    let of_ids = format!("--tokens takes ids from 0 to {}", vocab_size - 1);
+    let cause = if args.prompt.tokens.is_some() { &of_ids } else { FOREIGN };
+    refuse_unknown(tokens, vocab_size, cause)?;
     let limit = model.context();
     let is_window = model.window == Some(limit);
     if tokens.len() > limit {
@@ -138,46 +131,6 @@ fn open(args: &GenerateArgs) -> Result<Model, Failure> {
     let opened = open_model(&args.model, device, precision)?;
     let stop = opened.tokenizer.stop_tokens().to_vec();
     Ok(Model { weights: opened.weights, tokenizer: Some(opened.tokenizer), stop })
-}
-
-/// Speed of generation, and the memory bandwidth that bounds it.
-struct Speed {
-    pace: Pace,
-    /// Peak memory bandwidth of the processor in bytes per second.
-    bandwidth: Option<f64>,
-}
-
-impl Speed {
-    /// Time for reading all weights and the cache at full bandwidth, relative to the measured time.
-    fn share(&self) -> Option<f64> {
-        Some(self.pace.bytes_per_second()? / self.bandwidth?)
-    }
-
-    /// The line for people; `None` if no token was generated after the prompt's pass.
-    fn line(&self) -> Option<String> {
-        let Pace { prompt_tokens, prompt_seconds, .. } = self.pace;
-        let rate = self.pace.tokens_per_second()?;
-        let mut line = format!("{rate:.1} tokens/s, {:.3} ms each", 1e3 / rate);
-        if let (Some(share), Some(bandwidth)) = (self.share(), self.bandwidth) {
-            line += &format!(" ({} of the memory's {:.2} TB/s)", format::percent(share, 0), bandwidth / 1e12);
-        }
-        if prompt_tokens > 0 {
-            line += &format!("; {prompt_tokens} tokens of the prompt in {:.3} s", prompt_seconds);
-        }
-        Some(line)
-    }
-
-    fn json(&self) -> Value {
-        let Pace { prompt_tokens, prompt_seconds, tokens, seconds, .. } = self.pace;
-        json!({
-            "prompt_tokens": prompt_tokens,
-            "prompt_seconds": prompt_seconds,
-            "tokens": tokens,
-            "seconds": seconds,
-            "tokens_per_second": self.pace.tokens_per_second(),
-            "bandwidth_share": self.share(),
-        })
-    }
 }
 
 /// The tokens to continue, at least one.

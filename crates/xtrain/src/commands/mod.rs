@@ -1,20 +1,25 @@
 //! The verbs, one file each; their options are in `cli`, in files of the same names.
 
+mod answers;
 pub(crate) mod bench;
 pub(crate) mod bench_comm;
 pub(crate) mod bench_fp8;
 pub(crate) mod bench_ops;
 pub(crate) mod blame;
+pub(crate) mod chat;
+mod chat_line;
 pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod generate;
+mod generate_chats;
 pub(crate) mod init;
 pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod report;
+mod speed;
 pub(crate) mod tokenize;
 pub(crate) mod train;
 mod transcript;

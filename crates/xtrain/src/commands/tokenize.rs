@@ -1,6 +1,6 @@
 //! `xtrain tokenize`.
 
-use crate::cli::{ChatArgs, TokenizeArgs};
+use crate::cli::{RowArgs, TokenizeArgs};
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar, TextBar};
@@ -10,8 +10,8 @@ use xtrain_chat::TrainOn;
 use xtrain_data::chat::{PreviewedRow, preview};
 use xtrain_data::{
     ChatOptions, DataError, Dataset, InputOptions, LearnProgress, PrepareOptions, SpecialTokens, Split, Take,
-    TemplateSource, TextFiles, TokenStream, Tokenizer, VocabularyKind, holds_conversations,
-    learn_for_dataset, prepare, shell_quoted,
+    TextFiles, TokenStream, Tokenizer, VocabularyKind, holds_conversations, learn_for_dataset, prepare,
+    shell_quoted,
 };
 use xtrain_report::metrics;
 use xtrain_train::error::RunError;
@@ -88,28 +88,17 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
 }
 
 /// The settings of conversations.
-fn chat_options(args: &ChatArgs) -> Result<ChatOptions, Failure> {
-    let template = match &args.chat_template {
-        None => TemplateSource::Tokenizer,
-        Some(path) if path == Path::new("chatml") => TemplateSource::ChatMl,
-        Some(path) => TemplateSource::File(path.clone()),
-    };
-    let kwargs = serde_json::from_str(&args.chat_template_kwargs).map_err(|error| {
-        Failure::user(format!(
-            "--chat-template-kwargs is no JSON object ({error}); write it as '{{\"enable_thinking\": false}}'"
-        ))
-    })?;
-    Ok(ChatOptions {
-        template,
-        kwargs,
-        today: args.today.unwrap_or_else(today),
+fn chat_options(args: &RowArgs) -> Result<ChatOptions, Failure> {
+    let options = ChatOptions {
+        today: today(),
         train_on: match args.train_on.as_str() {
             "last" => TrainOn::Last,
             "all" => TrainOn::All,
             _ => TrainOn::Assistant,
         },
         ..ChatOptions::default()
-    })
+    };
+    args.template.over(options)
 }
 
 /// Shows the samples of the first rows.

@@ -4,7 +4,7 @@ use crate::place::{Place, assert_same_file};
 use serde_json::{Value, json};
 
 /// A tokenizer of bytes with the marks of ChatML.
-fn tokenizer(place: &Place) {
+pub(crate) fn tokenizer(place: &Place) {
     place.run("tokenize a.txt --bytes --out made").succeeds();
     let mut json: Value = serde_json::from_slice(&place.read("made/tokenizer.json")).expect("JSON");
     let added = json["added_tokens"].as_array_mut().expect("a list");

@@ -2,12 +2,13 @@
 
 use crate::place::Place;
 
-const VERBS: [&str; 13] = [
+const VERBS: [&str; 14] = [
     "init",
     "train",
     "plan",
     "tokenize",
     "generate",
+    "chat",
     "eval",
     "export",
     "report",
@@ -29,6 +30,7 @@ fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
         // An option with a value says what it is without one, where that is a value.
         let wanted = match verb {
             "generate" => vec!["[default: 128]", "[default: 0.8]", "[default: 0]", "[default: 1"],
+            "chat" => vec!["[default: 1024]", "[default: 8192]", "/save FILE"],
             "eval" => vec!["[default: 8]", "[default: text]", "and for a Hugging Face folder 1024"],
             "tokenize" => vec!["[default: text]", "[default: 64M]"],
             "export" => vec!["by default as in the run's own export", "[default: 5GB]"],
@@ -56,7 +58,7 @@ fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
 fn options_are_those_that_a_verb_uses() {
     let place = Place::new();
     let help = |verb: &str| place.run(&format!("{verb} --help")).succeeds().stdout;
-    for verb in ["train", "tokenize", "generate", "eval", "export"] {
+    for verb in ["train", "tokenize", "generate", "chat", "eval", "export"] {
         assert!(help(verb).contains("--threads"), "{verb}");
     }
     for (verb, computes) in [("generate", true), ("eval", true), ("export", false)] {

@@ -19,18 +19,24 @@ fn controls<'a>(text: &'a str, allowed: &str) -> Vec<&'a str> {
     text.matches(is_bad).collect()
 }
 
-/// Standard output of a command on a terminal of its own; standard error goes nowhere.
-fn on_a_terminal(mut command: Command) -> String {
+/// A terminal of its own: our end, and that of a command.
+pub(crate) fn terminal() -> (File, File) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
     grantpt(&ours).and_then(|()| unlockpt(&ours)).expect("its other end");
     let name = ptsname(&ours, Vec::new()).expect("its name");
     let theirs = open(name.as_c_str(), OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).expect("opens");
+    (File::from(ours), File::from(theirs))
+}
+
+/// Standard output of a command on a terminal of its own; standard error goes nowhere.
+fn on_a_terminal(mut command: Command) -> String {
+    let (mut ours, theirs) = terminal();
     let mut child = command.stdout(Stdio::from(theirs)).stderr(Stdio::null()).spawn().expect("starts");
     // This process's copy of the other end would keep the terminal open.
     drop(command);
     let mut out = Vec::new();
     // The end of a terminal is an error.
-    let _ = File::from(ours).read_to_end(&mut out);
+    let _ = ours.read_to_end(&mut out);
     assert!(wait(&mut child, "a command on a terminal").success());
     String::from_utf8(out).expect("text").replace("\r\n", "\n")
 }

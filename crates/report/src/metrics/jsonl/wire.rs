@@ -70,6 +70,7 @@ pub fn encode(record: &Record) -> String {
             line.kind = SAMPLE.into();
             line.prompt = Some(s.prompt.clone());
             line.text = Some(s.text.clone());
+            line.chat = s.is_chat.then_some(true);
         }
         Event::Source(s) => {
             line.kind = SOURCE.into();
@@ -154,6 +155,7 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             step,
             prompt: required("prompt", line.prompt.take())?,
             text: required("text", line.text.take())?,
+            is_chat: line.chat.unwrap_or_default(),
         }),
         SOURCE => Event::Source(SourceMetrics {
             step,
@@ -220,7 +222,7 @@ line! {
     tokens: u64, epoch: Num, step_ms: Num, skipped: u64, saturated: u64, seconds_left: Num,
     balance: Num, z_loss: Num, blocks: Vec<u64>, max_load: Vec<Option<Num>>, min_tokens: Vec<u64>,
     before: Recipe, now: Recipe,
-    source: String, path: String, prompt: String, text: String,
+    source: String, path: String, prompt: String, text: String, chat: bool,
     nonfinite: BTreeMap<String, String>,
 }
 

@@ -61,8 +61,7 @@ impl Writer {
         let (time, step) = (record.time, record.event.step());
         match &record.event {
             Event::Sample(sample) => {
-                let text = format!("{}{}", sample.prompt, sample.text);
-                self.append(&proto::text(time, step, SAMPLE, &code_block(&text)))
+                self.append(&proto::text(time, step, SAMPLE, &code_block(&sample.whole())))
             }
             Event::Warning(warning) => {
                 self.append(&proto::text(time, step, "warning", &code_block(&warning.text)))

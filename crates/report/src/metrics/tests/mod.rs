@@ -62,7 +62,13 @@ fn records() -> Vec<Record> {
         Resumed { step: 3, switched: Some([Recipe::Bf16, Recipe::Fp8Block]) }.into(),
         ReferenceGap { step: 8, steps: 4, loss: 2.002, bf16_loss: 2.0 }.into(),
         ReferenceGap { step: 16, steps: 4, loss: f64::INFINITY, bf16_loss: 2.0 }.into(),
-        Sample { step: 3, prompt: "Once \"upon\"".into(), text: "\n a\ttime\u{1b}[2J\u{2028}".into() }.into(),
+        Sample {
+            step: 3,
+            prompt: "Once \"upon\"".into(),
+            text: "\n a\ttime\u{1b}[2J\u{2028}".into(),
+            is_chat: false,
+        }
+        .into(),
         SourceMetrics {
             step: 3,
             name: "data/ä.jsonl".into(),

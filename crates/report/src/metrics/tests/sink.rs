@@ -58,7 +58,7 @@ fn a_killed_and_resumed_run_has_one_history() {
 #[test]
 fn what_a_run_makes_again_at_the_step_that_it_resumes_from_is_said_once() {
     let evaluation = EvalMetrics { step: 3, loss: 2.0, bits_per_byte: None };
-    let sample = Sample { step: 3, prompt: "a".into(), text: "b".into() };
+    let sample = Sample { step: 3, prompt: "a".into(), text: "b".into(), is_chat: false };
     let saved = CheckpointSaved { step: 3, path: "step-3".into() };
     let all: [Event; 4] = [step(3).into(), evaluation.into(), saved.into(), sample.into()];
     for (evaluation, samples, kept, frames) in

@@ -44,13 +44,7 @@ pub(super) const COMMANDS: &[Row] = &[
         &["sample", "infer", "inference", "complete", "predict", "prompt", "ask", "decode", "demo"],
         &[Command("generate MODEL --prompt TEXT")],
     ),
-    row(
-        &["chat", "webchat", "repl", "talk"],
-        &[
-            Nothing("models continue a text; chats are not supported yet"),
-            Command("generate MODEL --prompt TEXT"),
-        ],
-    ),
+    row(&["webchat", "repl", "talk", "converse", "chatcli", "interactive"], &[Command("chat MODEL")]),
     row(
         &[
             "test",

@@ -1,0 +1,80 @@
+//! The first conversations of a file, for a run file that is written for it.
+
+use xtrain_chat::row::Role;
+use xtrain_chat::{ChatRow, parse_row, read_row, recognise};
+
+use crate::error::Result;
+use crate::input::{InputFile, InputOptions, read_documents};
+use crate::tokenizer::CutRule;
+
+/// Number of rows that are read.
+const ROWS: usize = 100;
+
+/// Maximum bytes of the question.
+const QUESTION_BYTES: usize = 400;
+
+/// The first conversations of files.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FirstConversations {
+    /// The first message of a user that is not long.
+    pub question: Option<String>,
+    /// The texts of each row.
+    pub texts: Vec<String>,
+    /// Bytes of these rows as JSON.
+    pub row_bytes: usize,
+}
+
+/// Reads the first rows of conversations. Rows that are none are skipped.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn first_conversations(files: &[InputFile]) -> Result<FirstConversations> {
+    let options = InputOptions { whole_rows: true, ..InputOptions::default() };
+    let mut found = FirstConversations::default();
+    for file in files {
+        let left = ROWS.saturating_sub(found.texts.len());
+        for piece in read_documents(file, &options, CutRule::Anywhere)?.take(left) {
+            let piece = piece?;
+            let read = parse_row(&piece.text).and_then(|row| read_row(recognise(&row)?, &row));
+            let text = match read {
+                Err(_) => continue,
+                Ok(ChatRow::Text(text)) => text,
+                Ok(ChatRow::Pair { prompt, completion }) => prompt + &completion,
+                Ok(ChatRow::Chat(conversation)) => {
+                    let messages = &conversation.messages;
+                    let first = messages.iter().find(|message| message.role() == Role::User);
+                    let question = first.map(|message| message.texts().collect::<Vec<_>>().concat());
+                    let fits = |text: &String| !text.trim().is_empty() && text.len() <= QUESTION_BYTES;
+                    found.question = found.question.or(question.filter(fits));
+                    messages.iter().flat_map(|message| message.texts()).collect::<Vec<_>>().join("\n")
+                }
+            };
+            found.row_bytes += piece.text.len();
+            found.texts.push(text);
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::input::list_inputs;
+
+    #[test]
+    fn the_first_short_question_is_found_and_rows_that_are_none_are_skipped() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("rows.jsonl");
+        let row = |question: &str| {
+            let user = serde_json::json!({"role": "user", "content": question});
+            let rest = [serde_json::json!({"role": "assistant", "content": "yes"})];
+            serde_json::json!({"messages": [&[user][..], &rest].concat()}).to_string()
+        };
+        let rows = [row(&"long ".repeat(200)), "{".to_owned(), row("Is it?"), row("Is that?")];
+        std::fs::write(&file, rows.join("\n")).expect("written");
+        let found = first_conversations(&list_inputs(&[&file]).expect("a file")).expect("rows");
+        assert_eq!(found.question.as_deref(), Some("Is it?"));
+        assert_eq!(found.texts[1..], ["Is it?\nyes", "Is that?\nyes"]);
+        assert!(found.row_bytes > found.texts.iter().map(String::len).sum());
+    }
+}

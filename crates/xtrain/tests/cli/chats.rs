@@ -117,10 +117,10 @@ fn a_mixture_reports_what_is_trained_and_the_loss_of_each_source() {
         tokenizer = "tok"
         chat_template = "chatml"
         held_out = 0.1
-        [[data.sources]]
+        [[data.train]]
         path = "chats.jsonl"
         weight = 1
-        [[data.sources]]
+        [[data.train]]
         path = "a.txt"
         weight = 1
         [optimizer]

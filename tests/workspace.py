@@ -12,6 +12,7 @@ READERS = {
     "README.md": {"xtrain"},
     "docs/": {"xtrain", "xtrain-config", "xtrain-planner"},
     "examples/": {"xtrain-config", "xtrain-planner"},
+    "tests/chat/": {"xtrain-chat"},
     "tests/fragments.rs": {"xtrain-report"},
     "tests/messages.rs": {"xtrain-config", "xtrain-distributed", "xtrain-ops", "xtrain-report"},
 }

@@ -3,6 +3,7 @@
 mod encoder;
 mod preview;
 mod record;
+mod vocabulary;
 
 use std::path::PathBuf;
 
@@ -13,6 +14,7 @@ pub(crate) use encoder::{ChatEncoder, EncodedRow, RowError};
 pub use preview::{PreviewedRow, preview};
 pub use record::ChatRecord;
 pub(crate) use record::UNREADABLE;
+pub use vocabulary::with_markers;
 
 /// Settings with which rows of conversations become documents.
 #[derive(Debug, Clone, PartialEq)]

@@ -95,6 +95,12 @@ section! {
         /// Variables of the chat template, such as `{ enable_thinking = false }`.
         #[schemars(extend("x-default" = "none"))]
         pub chat_template_kwargs: Option<TemplateVariables> = None,
+        /// Unused tokens that become the markers of a chat template, such as `<|im_start|>`, where the
+        /// tokenizer lacks these: a pattern of names, in which `*` stands for any text. Without it, new tokens
+        /// are added at the end.
+        #[schemars(length(min = 1))]
+        #[schemars(extend("x-default" = "none", "x-example" = "<|reserved_special_token_*|>"))]
+        pub reserved_tokens: Option<String> = None,
         /// Part of a conversation that is trained. Sources may have their own.
         #[schemars(extend("x-default" = "`\"assistant\"`"))]
         pub train_on: Option<TrainOn> = None,

@@ -148,9 +148,15 @@ impl Tokenizer {
     /// # Errors
     /// Those of building a tokenizer.
     pub fn grown_as(self, other: &Tokenizer) -> Result<(Tokenizer, Growth)> {
-        let Some(growth) = self.growth_to(other)? else { return Ok((self, Growth::default())) };
-        let mut grown = self.with_growth(&growth)?;
-        grown.chat.clone_from(&other.chat);
+        let growth = match self.hash == other.hash {
+            true => Some(Growth::default()),
+            false => self.growth_to(other)?,
+        };
+        let Some(growth) = growth else { return Ok((self, Growth::default())) };
+        let mut grown = if growth.is_empty() { self } else { self.with_growth(&growth)? };
+        if other.chat.is_some() {
+            grown.chat.clone_from(&other.chat);
+        }
         if let Some(end) = other.end_of_turn() {
             grown.add_stop(end);
         }

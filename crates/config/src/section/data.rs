@@ -95,11 +95,10 @@ section! {
         /// Variables of the chat template, such as `{ enable_thinking = false }`.
         #[schemars(extend("x-default" = "none"))]
         pub chat_template_kwargs: Option<TemplateVariables> = None,
-        /// Unused tokens that become the markers of a chat template, such as `<|im_start|>`, where the
-        /// tokenizer lacks these: a pattern of names, in which `*` stands for any text. Without it, new tokens
-        /// are added at the end.
+        /// Names of unused tokens, with `*` for any text, that become markers of the chat template which the
+        /// tokenizer lacks.
         #[schemars(length(min = 1))]
-        #[schemars(extend("x-default" = "none", "x-example" = "<|reserved_special_token_*|>"))]
+        #[schemars(extend("x-default" = "none: tokens are added", "x-example" = "<|reserved_*|>"))]
         pub reserved_tokens: Option<String> = None,
         /// Part of a conversation that is trained. Sources may have their own.
         #[schemars(extend("x-default" = "`\"assistant\"`"))]

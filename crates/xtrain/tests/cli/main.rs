@@ -16,6 +16,7 @@ mod bad_model;
 mod benching;
 mod best;
 mod blaming;
+mod chat_vocabulary;
 mod chats;
 mod choosing;
 mod comparing;

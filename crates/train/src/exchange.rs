@@ -269,3 +269,50 @@ pub fn export_options(config: &Config) -> ExportOptions {
     let dtype = config.checkpoint.export_dtype.unwrap_or(ExportDtype::Fp32);
     ExportOptions { dtype, overwrite: true, ..ExportOptions::default() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xtrain_model::Recipe;
+    use xtrain_runtime::Checks;
+    use xtrain_step::engine::Processor;
+
+    /// A model with an embedding and a head of `vocab_size` rows.
+    fn weights(vocab_size: usize) -> Weights {
+        let config = format!(
+            r#"{{"model_type": "qwen2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "intermediate_size": 8, "vocab_size": {vocab_size}}}"#
+        );
+        let model = HfConfig::parse(&config).expect("a config").model.architecture().expect("a model");
+        let engine = Processor::Cpu.engine(Checks::default()).expect("an engine");
+        Weights::new(engine, model, Recipe::Fp32).expect("weights")
+    }
+
+    #[test]
+    fn new_rows_are_the_mean_of_the_old_ones() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (folder, tokenizer) = (dir.path().join("hf"), Tokenizer::bytes());
+        let mut old = weights(300);
+        old.initialize(7, 0.02).expect("initial weights");
+        let identity = Identity::new(None, old.model(), &tokenizer, None).expect("a description");
+        let options = ExportOptions { dtype: ExportDtype::Fp32, ..ExportOptions::default() };
+        export(&mut old, &identity, &tokenizer, &folder, &options).expect("an export");
+        let mut grown = weights(384);
+        import_grown(&mut grown, &folder, 300).expect("an import");
+        for name in ["embed.weight", "lm_head.weight"] {
+            let (before, after) =
+                (old.read_master(name).expect("rows"), grown.read_master(name).expect("rows"));
+            assert_eq!(before, after[..300 * 16], "{name}");
+            let mean: Vec<f32> = (0..16)
+                .map(|column| {
+                    let values = before.chunks_exact(16).map(|row| f64::from(row[column]));
+                    (values.fold(0.0, |sum, value| sum + value) / 300.0) as f32
+                })
+                .collect();
+            assert!(after[300 * 16..].chunks_exact(16).all(|row| row == mean), "{name}");
+        }
+        let norm = |weights: &mut Weights| weights.read_master("norm.weight").expect("a norm");
+        assert_eq!(norm(&mut old), norm(&mut grown));
+        assert!(import(&mut grown, &folder).is_err(), "the shapes differ");
+    }
+}

@@ -1,4 +1,4 @@
-//! What a tokenizer's files say of conversations: the chat template, and the token that ends a turn.
+//! Chat template and end of turn of the conversations that a model is trained on.
 //!
 //! A run keeps this in a file of its own beside its tokenizer, so that its conversations are rendered as they
 //! were when it began. An export writes it where transformers and other engines look.
@@ -30,7 +30,7 @@ pub(crate) struct ChatIdentity {
 }
 
 impl ChatIdentity {
-    /// That of the tokenizer saved in `folder`, if it has one.
+    /// Reads the file of the tokenizer saved in `folder`, if there is one.
     pub(super) fn load(folder: &Path) -> Result<Option<ChatIdentity>> {
         let path = folder.join(CHAT_FILE);
         path.exists().then(|| files::read_json(&path, "restore the file, or remove it")).transpose()

@@ -25,4 +25,4 @@ pub use error::{ChatError, DropReason, RowFailure, RowPlace};
 pub use mask::{Mask, MaskOptions, MaskedText, Method, TrainOn, samples};
 pub use prompt::prompt;
 pub use row::{ChatMessage, ChatRow, Conversation, RowFormat, parse_row, read_row, recognise};
-pub use template::{Date, Literals, Rendering, Template, TemplateSettings, Templates};
+pub use template::{Date, Literals, Markers, Rendering, Template, TemplateSettings, Templates};

@@ -46,4 +46,4 @@ pub use shard::{Dataset, Shard, ShardWriter};
 pub use stream::TokenStream;
 pub use xtrain_chat::Date;
 
-pub use tokenizer::{BeginOfDocument, CutRule, SpecialTokens, StreamDecoder, Tokenizer};
+pub use tokenizer::{BeginOfDocument, CutRule, Growth, SpecialTokens, StreamDecoder, Tokenizer};

@@ -24,6 +24,8 @@ pub struct Planned {
     pub rank: Rank,
     /// Reason why the vocabulary may turn out smaller than planned, if it may.
     pub vocabulary_bound: Option<String>,
+    /// Growth of the vocabulary by the tokens of conversations, in words that follow "the vocabulary".
+    pub growth: Option<String>,
     /// The settings that its file leaves open and that were chosen.
     pub chosen: Vec<&'static Field>,
     /// True if none of them fits into the device: the chosen ones need the least.
@@ -58,9 +60,9 @@ impl Planned {
         self,
         change: impl FnOnce(&mut Config) -> Result<(), PlanError>,
     ) -> Result<Planned, PlanError> {
-        let Planned { mut resolved, rank, vocabulary_bound, chosen, lacks_memory, .. } = self;
+        let Planned { mut resolved, rank, vocabulary_bound, growth, chosen, lacks_memory, .. } = self;
         change(&mut resolved.config)?;
-        Ok(Planned { vocabulary_bound, chosen, lacks_memory, ..planned_for(resolved, rank)? })
+        Ok(Planned { vocabulary_bound, growth, chosen, lacks_memory, ..planned_for(resolved, rank)? })
     }
 
     /// Its step.
@@ -144,7 +146,7 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
         hf_names::check_fp8(&hf_names::fp8_names(&spec.model, &spec.numerics()))?;
     }
     let (chosen, lacks_memory) = (Vec::new(), false);
-    Ok(Planned { resolved, spec, rank, vocabulary_bound: None, chosen, lacks_memory })
+    Ok(Planned { resolved, spec, rank, vocabulary_bound: None, growth: None, chosen, lacks_memory })
 }
 
 /// Refuses batches whose bytes overflow, or whose tokens exceed the index of dropout.

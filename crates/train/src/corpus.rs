@@ -8,6 +8,7 @@ pub(crate) use recorded::RecordedText;
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
+use crate::growth;
 use crate::paths::{NamedSource, Sources};
 use crate::source::{OWN_TOKENIZERS, load_tokenizer};
 use crate::texts;
@@ -19,8 +20,8 @@ use std::sync::Arc;
 use xtrain_checkpoint::CheckpointError;
 use xtrain_config::{Config, DataSource, DataSources, TokenizerChoice};
 use xtrain_data::{
-    ChatOptions, DataError, Dataset, DocumentMask, InputFile, InputOptions, LearnProgress, Listing, Loader,
-    LoaderOptions, Mixture, MixtureSource, Packing, PrepareOptions, Progress, Split, Take, TextFiles,
+    ChatOptions, DataError, Dataset, DocumentMask, Growth, InputFile, InputOptions, LearnProgress, Listing,
+    Loader, LoaderOptions, Mixture, MixtureSource, Packing, PrepareOptions, Progress, Split, Take, TextFiles,
     TokenStream, Tokenizer, Validation, VocabularyKind, find_learned, find_prepared, learn_cached,
     prepare_cached,
 };
@@ -54,6 +55,8 @@ pub struct Corpus {
     pub validation: Option<Validation>,
     /// True if some of the data are conversations.
     pub has_chat: bool,
+    /// The tokens that conversations added to the tokenizer's; empty for a run that is resumed.
+    pub(crate) growth: Growth,
     /// The texts, with the cache entries that hold their tokens.
     pub(crate) texts: Vec<RecordedText>,
 }
@@ -123,7 +126,7 @@ pub fn validation_of_run(
     let mut opening = Opening { examines: true, ..opening };
     let inputs = opening.inputs(DataKey::Valid, valid)?;
     inputs.iter().for_each(Input::log);
-    let tokenizer = opening.tokenizer(&[])?;
+    let (tokenizer, _) = opening.tokenizer(&[], &[])?;
     let streams = opening.streams(inputs, &tokenizer)?;
     let document_mask = config.data.document_mask.unwrap_or(streams.iter().any(is_chat));
     validation(streams, config.data.seq_len, document_mask.into()).map(Some)
@@ -166,7 +169,7 @@ impl<'a> Opening<'a> {
         refuse_repeated_paths("data.train", &train)?;
         refuse_repeated_paths("data.valid", valid.as_deref().unwrap_or_default())?;
         refuse_shared_paths(&train, valid.as_deref().unwrap_or_default())?;
-        let tokenizer = self.tokenizer(&train)?;
+        let (tokenizer, growth) = self.tokenizer(&train, valid.as_deref().unwrap_or_default())?;
         let streams = self.streams(train, &tokenizer)?;
         let valid = valid.map(|valid| self.streams(valid, &tokenizer)).transpose()?;
         refuse_shared_tokens(&streams, valid.as_deref().unwrap_or_default())?;
@@ -179,22 +182,30 @@ impl<'a> Opening<'a> {
         let options = LoaderOptions { seq_len, seed: self.config.train.seed, document_mask, held_out };
         let loader = Loader::new(streams, options)?;
         let validation = explicit.or_else(|| loader.validation());
-        Ok(Corpus { tokenizer, loader, validation, has_chat, texts: self.texts })
+        Ok(Corpus { tokenizer, loader, validation, has_chat, growth, texts: self.texts })
     }
 
-    /// The tokenizer of the run, or of the configuration.
-    fn tokenizer(&mut self, train: &[Input]) -> Result<Tokenizer, RunError> {
+    /// The tokenizer of the run, or that of the configuration with the tokens that conversations need.
+    fn tokenizer(&mut self, train: &[Input], valid: &[Input]) -> Result<(Tokenizer, Growth), RunError> {
         let data = &self.config.data;
         let end = data.end_of_document.as_deref();
-        let tokenizer = match self.run.map(RunFolder::tokenizer).filter(|folder| folder.is_dir()) {
-            Some(folder) => load_tokenizer(&folder, end, OWN_TOKENIZERS)?,
+        let saved = self.run.map(RunFolder::tokenizer).filter(|folder| folder.is_dir());
+        let tokenizer = match &saved {
+            Some(folder) => load_tokenizer(folder, end, OWN_TOKENIZERS)?,
             None => self.chosen_tokenizer(train)?,
         };
         let tokenizer = match end {
             Some(name) => tokenizer.with_end_of_document(name)?,
             None => tokenizer,
         };
-        Ok(tokenizer.with_begin_of_document(data.begin_of_document)?)
+        let tokenizer = tokenizer.with_begin_of_document(data.begin_of_document)?;
+        if saved.is_some() {
+            return Ok((tokenizer, Growth::default()));
+        }
+        let inputs = || train.iter().chain(valid).map(|input| &input.data);
+        let shards = inputs().filter_map(InputData::shards);
+        let chats: Vec<ChatOptions> = inputs().filter_map(InputData::chat).cloned().collect();
+        growth::grow(tokenizer, shards, &chats, data.reserved_tokens.as_deref())
     }
 }
 
@@ -399,6 +410,22 @@ impl InputData {
         }
     }
 
+    /// The tokens, if it is that.
+    fn shards(&self) -> Option<&Dataset> {
+        match self {
+            InputData::Shards(dataset) | InputData::Cached(dataset, _) => Some(dataset),
+            InputData::Text(..) => None,
+        }
+    }
+
+    /// The settings of conversations, if it is a text with these.
+    fn chat(&self) -> Option<&ChatOptions> {
+        match self {
+            InputData::Text(_, chat, _) => chat.as_ref(),
+            InputData::Shards(_) | InputData::Cached(..) => None,
+        }
+    }
+
     /// Options for reading its documents; `None` if it is tokens.
     fn options(&self) -> Option<&InputOptions> {
         match self {
@@ -476,10 +503,7 @@ impl Opening<'_> {
     /// The tokenizer of the configuration. If it would be learned from the text but there are token shards,
     /// theirs is used.
     fn chosen_tokenizer(&mut self, train: &[Input]) -> Result<Tokenizer, RunError> {
-        let shards = train.iter().find_map(|input| match &input.data {
-            InputData::Shards(dataset) | InputData::Cached(dataset, _) => Some(dataset),
-            InputData::Text(..) => None,
-        });
+        let shards = train.iter().find_map(|input| input.data.shards());
         if let (Some(dataset), TokenizerChoice::Bpe | TokenizerChoice::Chars) =
             (shards, &self.sources.tokenizer)
         {
@@ -497,7 +521,7 @@ impl Opening<'_> {
             TokenizerChoice::Chars => VocabularyKind::Chars,
             TokenizerChoice::Bpe => VocabularyKind::Bpe { size: self.config.data.bpe_vocab_size() },
         };
-        if let Some(chat) = train.iter().find(|input| matches!(input.data, InputData::Text(_, Some(_), _))) {
+        if let Some(chat) = train.iter().find(|input| input.data.chat().is_some()) {
             return Err(RunError::Refused(format!(
                 "{} holds conversations, which no vocabulary is learned from; name a tokenizer with a chat template, or a \
                  model to start from (data.tokenizer, model.init_from), or read the rows as text with data.format = \

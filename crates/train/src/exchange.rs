@@ -4,6 +4,7 @@ use crate::error::RunError;
 use crate::source::{CONFIG_FILE, GENERATION_FILE};
 use crate::state_io;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype, ExportOptions, NameEntry, NameMap};
 use xtrain_checkpoint::{BoxError, Checkpoint};
@@ -36,8 +37,15 @@ impl Identity {
         let model =
             model.description().map_err(|error| RunError::Model { place: "the model".into(), error })?;
         let bos_token_id = tokenizer.begin_of_sequence();
-        let eos_token_ids = tokenizer.stop_tokens().to_vec();
-        let (source, generation) = source.map(|hf| (hf.source, hf.generation)).unwrap_or_default();
+        let mut eos_token_ids = tokenizer.stop_tokens().to_vec();
+        let (mut source, mut generation) = source.map(|hf| (hf.source, hf.generation)).unwrap_or_default();
+        if let Some(end) = tokenizer.end_of_turn() {
+            // Engines pad with the first, and some read only one file.
+            eos_token_ids.sort_by_key(|id| *id != end);
+            for file in [&mut source, &mut generation] {
+                file.insert("eos_token_id".into(), serde_json::json!(eos_token_ids));
+            }
+        }
         let notes = Notes::default();
         let config = HfConfig { model, bos_token_id, eos_token_ids, balance_loss, notes, source, generation };
         Ok(Identity { config })
@@ -88,17 +96,80 @@ pub(crate) fn checked_model(folder: &Path, hf: &HfConfig) -> Result<Architecture
 
 /// Reads the weights of the Hugging Face folder `folder`: all of them, or the rows of this rank.
 pub fn import(weights: &mut Weights, folder: &Path) -> Result<(), RunError> {
-    let names = hf_names::name_map(weights.model());
-    let rows = |entry: &NameEntry| {
+    let vocab_size = weights.model().vocab_size;
+    import_grown(weights, folder, vocab_size)
+}
+
+/// As [`import`], from a folder whose embedding and head have `vocab_size` rows, at most as many as those of
+/// `weights`. Each further row is the mean of the folder's.
+pub(crate) fn import_grown(weights: &mut Weights, folder: &Path, vocab_size: usize) -> Result<(), RunError> {
+    let model = Architecture { vocab_size, ..weights.model().clone() };
+    let names = hf_names::name_map(&model);
+    let held = |entry: &NameEntry| {
         let held = weights.layout().held(StateKind::Master, &entry.name);
         held.map_or(0..entry.rows(), |held| held.rows)
     };
-    let rows: Vec<_> = names.entries.iter().map(rows).collect();
+    let held: Vec<Range<usize>> = hf_names::name_map(weights.model()).entries.iter().map(held).collect();
+    let in_folder =
+        |(entry, held): (&NameEntry, &Range<usize>)| held.start.min(entry.rows())..held.end.min(entry.rows());
+    let rows: Vec<Range<usize>> = names.entries.iter().zip(&held).map(in_folder).collect();
+    let new_rows: HashMap<&str, usize> = names
+        .entries
+        .iter()
+        .zip(held.iter().zip(&rows))
+        .map(|(entry, (held, rows))| (entry.name.as_str(), held.len() - rows.len()))
+        .filter(|(_, new)| *new > 0)
+        .collect();
+    let means = mean_rows(folder, &names, &new_rows)?;
     hf::import_rows(folder, &names, &rows, &mut |name, values| {
-        let rows = weights.write_rows(StateKind::Master, name, bytemuck::cast_slice(values));
-        rows.map_err(BoxError::from)
+        let write = |weights: &mut Weights, values: &[f32]| {
+            let written = weights.write_rows(StateKind::Master, name, bytemuck::cast_slice(values));
+            written.map_err(BoxError::from)
+        };
+        match (new_rows.get(name), means.get(name)) {
+            (Some(&new), Some(mean)) => write(weights, &[values, &mean.repeat(new)].concat()),
+            _ => write(weights, values),
+        }
     })?;
     Ok(weights.refresh()?)
+}
+
+/// Elements that are read at a time for a mean.
+const MEAN_ELEMENTS: usize = 1 << 24;
+
+/// The mean of all rows of those entries of `names` that `wanted` has: in f64, row after row, whatever this
+/// rank holds.
+fn mean_rows(
+    folder: &Path,
+    names: &NameMap,
+    wanted: &HashMap<&str, usize>,
+) -> Result<HashMap<String, Vec<f32>>, RunError> {
+    let entries = || names.entries.iter().filter(|entry| wanted.contains_key(entry.name.as_str()));
+    let columns = |entry: &NameEntry| entry.shape.iter().skip(1).product::<usize>();
+    let mut sums: HashMap<String, Vec<f64>> =
+        entries().map(|entry| (entry.name.clone(), vec![0.0; columns(entry)])).collect();
+    let most_rows = entries().map(NameEntry::rows).max().unwrap_or(0);
+    let piece = (MEAN_ELEMENTS / entries().map(columns).max().unwrap_or(1).max(1)).max(1);
+    for start in (0..most_rows).step_by(piece) {
+        let rows = |entry: &NameEntry| match wanted.contains_key(entry.name.as_str()) {
+            true => start.min(entry.rows())..(start + piece).min(entry.rows()),
+            false => 0..0,
+        };
+        let rows: Vec<Range<usize>> = names.entries.iter().map(rows).collect();
+        hf::import_rows(folder, names, &rows, &mut |name, values| {
+            if let Some(sum) = sums.get_mut(name) {
+                for row in values.chunks_exact(sum.len().max(1)) {
+                    sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
+                }
+            }
+            Ok(())
+        })?;
+    }
+    let mean = |(name, sum): (String, Vec<f64>)| {
+        let rows = names.entries.iter().find(|entry| entry.name == name).map_or(1, NameEntry::rows).max(1);
+        (name, sum.into_iter().map(|sum| (sum / rows as f64) as f32).collect())
+    };
+    Ok(sums.into_iter().map(mean).collect())
 }
 
 /// Writes the masters as the Hugging Face folder `folder`, with the tokenizer.
@@ -157,7 +228,7 @@ fn write(
         ExportDtype::Fp32 | ExportDtype::Bf16 => hf_names::name_map(model),
     };
     let mut files = identity.files(options.dtype, &names);
-    files.extend(tokenizer.files().map(|(name, bytes)| (name.to_owned(), bytes.to_vec())));
+    files.extend(tokenizer.export_files()?);
     Ok(hf::export(folder, &names, master, &files, options)?)
 }
 
@@ -197,4 +268,51 @@ pub fn warn_of_unexported_files(folder: &Path, tokenizer: &Tokenizer) {
 pub fn export_options(config: &Config) -> ExportOptions {
     let dtype = config.checkpoint.export_dtype.unwrap_or(ExportDtype::Fp32);
     ExportOptions { dtype, overwrite: true, ..ExportOptions::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xtrain_model::Recipe;
+    use xtrain_runtime::Checks;
+    use xtrain_step::engine::Processor;
+
+    /// A model with an embedding and a head of `vocab_size` rows.
+    fn weights(vocab_size: usize) -> Weights {
+        let config = format!(
+            r#"{{"model_type": "qwen2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "intermediate_size": 8, "vocab_size": {vocab_size}}}"#
+        );
+        let model = HfConfig::parse(&config).expect("a config").model.architecture().expect("a model");
+        let engine = Processor::Cpu.engine(Checks::default()).expect("an engine");
+        Weights::new(engine, model, Recipe::Fp32).expect("weights")
+    }
+
+    #[test]
+    fn new_rows_are_the_mean_of_the_old_ones() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (folder, tokenizer) = (dir.path().join("hf"), Tokenizer::bytes());
+        let mut old = weights(300);
+        old.initialize(7, 0.02).expect("initial weights");
+        let identity = Identity::new(None, old.model(), &tokenizer, None).expect("a description");
+        let options = ExportOptions { dtype: ExportDtype::Fp32, ..ExportOptions::default() };
+        export(&mut old, &identity, &tokenizer, &folder, &options).expect("an export");
+        let mut grown = weights(384);
+        import_grown(&mut grown, &folder, 300).expect("an import");
+        for name in ["embed.weight", "lm_head.weight"] {
+            let (before, after) =
+                (old.read_master(name).expect("rows"), grown.read_master(name).expect("rows"));
+            assert_eq!(before, after[..300 * 16], "{name}");
+            let mean: Vec<f32> = (0..16)
+                .map(|column| {
+                    let values = before.chunks_exact(16).map(|row| f64::from(row[column]));
+                    (values.fold(0.0, |sum, value| sum + value) / 300.0) as f32
+                })
+                .collect();
+            assert!(after[300 * 16..].chunks_exact(16).all(|row| row == mean), "{name}");
+        }
+        let norm = |weights: &mut Weights| weights.read_master("norm.weight").expect("a norm");
+        assert_eq!(norm(&mut old), norm(&mut grown));
+        assert!(import(&mut grown, &folder).is_err(), "the shapes differ");
+    }
 }

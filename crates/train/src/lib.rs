@@ -15,6 +15,7 @@ pub mod eval_data;
 pub mod evaluate;
 pub mod exchange;
 pub mod folder;
+pub mod growth;
 pub mod open_model;
 pub mod paths;
 pub mod position;

@@ -3,6 +3,7 @@
 use crate::error::RunError;
 use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
+use crate::growth;
 use crate::paths::{Sources, today};
 use crate::{position, run_file, source, state_io, static_scales};
 use std::path::Path;
@@ -170,9 +171,12 @@ fn open_run(
     // A single process reads what any number of them wrote.
     parsed.config.parallel = ParallelConfig::default();
     let source = source::saved_init(&Sources::resolve(&parsed.config), run)?;
+    let end = parsed.config.data.end_of_document.as_deref();
+    let tokenizer = source::load_tokenizer(&run.tokenizer(), end, source::OWN_TOKENIZERS)?;
+    let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
     // The configuration has all sizes, but not the window of the folder that the run began from.
     let facts = Facts {
-        init: source.as_ref().map(|hf| hf.model),
+        init: source.as_ref().map(|hf| growth::resumed_model(hf.model, &tokenizer)),
         static_scales: static_scales::of_checkpoint(&checkpoint)?,
         ..Facts::default()
     };
@@ -181,9 +185,6 @@ fn open_run(
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
     let mut weights = weights(device, planned.spec.model.clone(), numerics)?;
     load_masters(&mut weights, &checkpoint, run)?;
-    let end = parsed.config.data.end_of_document.as_deref();
-    let tokenizer = source::load_tokenizer(&run.tokenizer(), end, source::OWN_TOKENIZERS)?;
-    let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
     let balance_loss = planned.resolved.config.experts.balance_loss;
     let identity = Identity::new(source, weights.model(), &tokenizer, balance_loss)?;
     Ok(OpenedModel {

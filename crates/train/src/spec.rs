@@ -2,6 +2,8 @@
 
 use crate::corpus::{self, Corpus};
 use crate::error::RunError;
+use crate::folder::RunFolder;
+use crate::growth::{self, grown_model};
 use crate::paths::Sources;
 use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
 use crate::static_scales;
@@ -47,7 +49,14 @@ pub(crate) fn plan_sources(
         // Those that are created here have no token for it, like that of bytes.
         Tokenizer::bytes().with_begin_of_document(config.data.begin_of_document)?;
     }
+    let grown = growth::planned(sources)?;
     let vocabulary = match (&config.model, &shards, &sources.tokenizer) {
+        _ if let Some((tokenizer, _)) = &grown
+            && config.model.vocab_size.is_none()
+            && config.model.init_from.is_none() =>
+        {
+            VocabularySize::from_tokenizer(tokenizer)
+        }
         (_, _, TokenizerChoice::Bytes) => VocabularySize::from_tokenizer(&Tokenizer::bytes()),
         // A plan reads no file that it does not need.
         (m, ..) if m.vocab_size.is_some() || m.init_from.is_some() => VocabularySize::default(),
@@ -61,8 +70,17 @@ pub(crate) fn plan_sources(
             VocabularySize { size: None, bound: Some("a short text yields fewer".into()) }
         }
     };
+    let model = init.as_ref().map(|hf| hf.model);
+    // A run keeps what its conversations added, which may be gone.
+    let saved = RunFolder::of_config(parsed.file()).map(|run| run.tokenizer());
+    let saved = saved.filter(|_| model.is_some() && config.data.today.is_some());
+    let saved = saved.and_then(|folder| Tokenizer::load(folder).ok());
+    let growth = grown.map(|(_, growth)| growth).unwrap_or_default();
     let facts = Facts {
-        init: init.as_ref().map(|hf| hf.model),
+        init: model.map(|model| match &saved {
+            Some(tokenizer) => growth::resumed_model(model, tokenizer),
+            None => grown_model(model, &growth),
+        }),
         init_balance_loss: init.as_ref().and_then(|hf| hf.balance_loss),
         tokenizer_vocab_size: vocabulary.size,
         shards: shards.map(|dataset| dataset.name().to_owned()),
@@ -73,7 +91,8 @@ pub(crate) fn plan_sources(
         chat_date: sources.chat_date()?,
     };
     let planned = planned_for(parsed.resolve(&facts)?, rank)?;
-    Ok(Planned { vocabulary_bound: vocabulary.bound, ..planned })
+    let growth = growth::in_words(&growth, model.as_ref());
+    Ok(Planned { vocabulary_bound: vocabulary.bound, growth, ..planned })
 }
 
 /// Tokens of one pass over the training data, if all of it is tokens already.

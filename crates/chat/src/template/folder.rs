@@ -146,6 +146,11 @@ impl Templates {
         self.default.iter().chain(&self.with_tools)
     }
 
+    /// The template, if all rows have the same.
+    pub fn only(&self) -> Option<&Template> {
+        self.default.as_ref().filter(|_| self.with_tools.is_none())
+    }
+
     /// The template for a row with or without tools.
     ///
     /// # Errors

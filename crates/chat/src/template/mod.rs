@@ -22,6 +22,7 @@ mod marks;
 mod methods;
 mod predicates;
 mod prefix;
+mod probe;
 mod python;
 mod scan;
 mod source;
@@ -43,6 +44,7 @@ pub use folder::{Templates, special_tokens};
 pub use marks::Literals;
 pub(crate) use marks::has_mark;
 pub(crate) use prefix::Prefixes;
+pub use probe::Markers;
 
 /// Maximum number of instructions and other units of work of a rendering.
 pub const FUEL: u64 = 5_000_000;

@@ -95,6 +95,11 @@ section! {
         /// Variables of the chat template, such as `{ enable_thinking = false }`.
         #[schemars(extend("x-default" = "none"))]
         pub chat_template_kwargs: Option<TemplateVariables> = None,
+        /// Names of unused tokens, with `*` for any text, that become markers of the chat template which the
+        /// tokenizer lacks.
+        #[schemars(length(min = 1))]
+        #[schemars(extend("x-default" = "none: tokens are added", "x-example" = "<|reserved_*|>"))]
+        pub reserved_tokens: Option<String> = None,
         /// Part of a conversation that is trained. Sources may have their own.
         #[schemars(extend("x-default" = "`\"assistant\"`"))]
         pub train_on: Option<TrainOn> = None,

@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use xtrain_chat::{
-    ChatError, ChatRow, Conversation, DropReason, Encoded, MaskOptions, RowFailure, RowFormat,
-    TemplateSettings, Templates, TrainOn, encode, parse_row, read_row, recognise, samples,
+    ChatError, ChatRow, Conversation, DropReason, Encoded, MaskOptions, RowFailure, RowFormat, Templates,
+    TrainOn, encode, parse_row, read_row, recognise, samples,
 };
 
 use super::record::{RowCounts, date, train_on};
-use super::{ChatOptions, TemplateSource};
+use super::{ChatOptions, vocabulary};
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::tokenizer::{MAX_CONVERSATION_BYTES, Tokenizer};
@@ -61,7 +61,7 @@ impl<'t> ChatEncoder<'t> {
     /// # Errors
     /// A template that is refused.
     pub(crate) fn new(tokenizer: &'t Tokenizer, options: &ChatOptions) -> Result<ChatEncoder<'t>> {
-        let templates = templates(tokenizer, options);
+        let templates = vocabulary::templates(tokenizer, options);
         let masks = MaskOptions::new(options.train_on, &tokenizer.stop_names(), &tokenizer.special_names());
         Ok(ChatEncoder { tokenizer, options: options.clone(), templates, masks })
     }
@@ -172,23 +172,6 @@ impl<'t> ChatEncoder<'t> {
         };
         let counts = RowCounts { format, method: None, crossing_tokens: 0, missing_messages: 0 };
         with_samples(EncodedRow { counts, samples })
-    }
-}
-
-/// The templates that `options` name, with the special tokens of a tokenizer.
-pub(super) fn templates(
-    tokenizer: &Tokenizer,
-    options: &ChatOptions,
-) -> std::result::Result<Templates, ChatError> {
-    let settings = TemplateSettings {
-        special_tokens: tokenizer.template_tokens(),
-        kwargs: options.kwargs.clone(),
-        today: options.today,
-    };
-    match &options.template {
-        TemplateSource::Tokenizer => tokenizer.chat_templates(&settings),
-        TemplateSource::File(path) => Templates::of_file(path, &settings),
-        TemplateSource::ChatMl => Templates::chatml(&settings),
     }
 }
 

@@ -5,6 +5,7 @@ mod first;
 mod preview;
 mod prompt;
 mod record;
+mod vocabulary;
 
 use std::path::PathBuf;
 
@@ -17,6 +18,7 @@ pub use preview::{PreviewedRow, preview};
 pub use prompt::{ChatPrompts, PromptContent, PromptRow, RowPrompt};
 pub use record::ChatRecord;
 pub(crate) use record::UNREADABLE;
+pub use vocabulary::with_markers;
 
 /// Settings with which rows of conversations become documents.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,7 +6,8 @@ use xtrain_chat::{
 };
 
 use super::ChatOptions;
-use super::encoder::{pair_beginning, templates};
+use super::encoder::pair_beginning;
+use super::vocabulary::templates;
 use crate::error::{DataError, Result};
 use crate::input::{Format, InputFile, InputOptions, read_documents};
 use crate::tokenizer::{CutRule, MAX_CONVERSATION_BYTES, Tokenizer};

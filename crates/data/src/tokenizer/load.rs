@@ -10,6 +10,7 @@ use tokenizers::{AddedToken, Model};
 
 use super::added_in_text::AddedInText;
 use super::byte_budget::ByteBudget;
+use super::chat_identity::{CHAT_FILE, ChatIdentity};
 use super::encoder::choose_encoder;
 use super::end_tokens::{ConfigTokens, NAMED_FILE, TokenizerSource, choose_end};
 use super::normalized_size::NormalizedSize;
@@ -41,7 +42,7 @@ const MAX_VOCAB_SIZE: usize = i32::MAX as usize;
 
 /// Names of all files that a tokenizer may be saved in.
 pub(super) fn saved_names() -> impl Iterator<Item = &'static str> {
-    SIDE_FILES.into_iter().chain(["tokenizer.json", NAMED_FILE])
+    SIDE_FILES.into_iter().chain(["tokenizer.json", NAMED_FILE, CHAT_FILE])
 }
 
 /// Loads a tokenizer; `end_of_document` names the token that ends documents.
@@ -82,8 +83,12 @@ pub(super) fn load(path: &Path, end_of_document: Option<&str>) -> Result<Tokeniz
         }
     }
     let side_folder = has_side_files.then_some(folder);
+    let chat = if has_side_files { ChatIdentity::load(folder)? } else { None };
+    let end_of_document =
+        end_of_document.or_else(|| chat.as_ref().and_then(|chat| chat.end_of_document.as_deref()));
     let source = TokenizerSource { location: &file.display().to_string(), side_folder, end_of_document };
-    from_parts(&source, read_bounded(&file)?, side_files, config_tokens, model)
+    let loaded = from_parts(&source, read_bounded(&file)?, side_files, config_tokens, model)?;
+    Ok(Tokenizer { chat, ..loaded })
 }
 
 /// The content of a file of a tokenizer.
@@ -209,6 +214,7 @@ pub(super) fn from_parts(
         document_begin: template_begin.clone(),
         template_begin,
         config_tokens,
+        chat: None,
     })
 }
 

@@ -13,10 +13,12 @@ mod begin_of_document;
 mod byte_bpe;
 mod byte_budget;
 mod chat;
+mod chat_identity;
 mod cut_rule;
 mod cuts;
 mod encoder;
 mod end_tokens;
+mod grow;
 mod load;
 mod long_text;
 mod merge;
@@ -45,6 +47,7 @@ use tokenizers::{NormalizedString, Normalizer};
 pub use begin_of_document::BeginOfDocument;
 pub(crate) use chat::MAX_CONVERSATION_BYTES;
 pub use cut_rule::CutRule;
+pub use grow::Growth;
 pub use stream_decoder::StreamDecoder;
 
 use crate::catch_panic::catch_panic;
@@ -94,6 +97,8 @@ pub struct Tokenizer {
     template_begin: Vec<u32>,
     document_begin: Vec<u32>,
     config_tokens: end_tokens::ConfigTokens,
+    /// Set if the model is trained on conversations.
+    chat: Option<chat_identity::ChatIdentity>,
 }
 
 /// Maximum size of text whose words the `tokenizers` crate has in memory at a time, over all threads. Its
@@ -262,13 +267,17 @@ impl Tokenizer {
     /// A character that a character vocabulary lacks; errors of the `tokenizers` crate.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
         if let Encoder::Chars(vocab) = &self.encoder {
-            let end = self.end_of_document_name().unwrap_or_default();
+            let mut special = self.special_names();
+            special.extend(self.end_of_document_name());
+            special.retain(|name| !name.is_empty());
             let mut at = 0;
-            for part in text.split(end.as_str()) {
-                if let Some((i, _)) = part.char_indices().find(|(_, c)| !vocab.contains_key(c)) {
-                    return Err(unknown_character(text, at + i));
+            while let Some(c) = text[at..].chars().next() {
+                let named =
+                    special.iter().filter(|name| text[at..].starts_with(*name)).map(String::len).max();
+                if named.is_none() && !vocab.contains_key(&c) {
+                    return Err(unknown_character(text, at));
                 }
-                at += part.len() + end.len();
+                at += named.unwrap_or(c.len_utf8());
             }
         }
         self.refuse_growth(text)?;
@@ -324,6 +333,9 @@ impl Tokenizer {
     pub fn save(&self, folder: &Path) -> Result<()> {
         files::create_folder(folder)?;
         self.files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), bytes))?;
+        if let Some(chat) = &self.chat {
+            files::write_json(&folder.join(chat_identity::CHAT_FILE), chat)?;
+        }
         match self.config_tokens.file() {
             Some((name, text)) => files::write_atomically(&folder.join(name), text.as_bytes()),
             None => Ok(()),
@@ -353,6 +365,11 @@ impl Tokenizer {
     /// The name of a token, if there is one with this id.
     pub fn token(&self, id: u32) -> Option<String> {
         self.hf.id_to_token(id)
+    }
+
+    /// The id of the token with this name, if there is one.
+    pub(crate) fn id_of(&self, name: &str) -> Option<u32> {
+        self.hf.token_to_id(name)
     }
 
     /// Tokens at which generation stops, including the end-of-document token. Ascending.

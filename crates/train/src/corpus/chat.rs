@@ -119,6 +119,7 @@ pub(crate) fn changed_keys(before: &Config, now: &Config) -> Vec<&'static str> {
         ("data.format", b.format.unwrap_or_default() != n.format.unwrap_or_default()),
         ("data.chat_template", b.chat_template != n.chat_template),
         ("data.chat_template_kwargs", b.chat_template_kwargs != n.chat_template_kwargs),
+        ("data.reserved_tokens", b.reserved_tokens != n.reserved_tokens),
         ("data.train_on", b.train_on.unwrap_or_default() != n.train_on.unwrap_or_default()),
         ("data.too_long", b.too_long.unwrap_or_default() != n.too_long.unwrap_or_default()),
         ("data.packing", b.packing.unwrap_or_default() != n.packing.unwrap_or_default()),

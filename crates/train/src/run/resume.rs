@@ -110,14 +110,19 @@ impl Setup<'_> {
         // An unreadable configuration cannot show what changed; the run keeps its tokenizer in any case.
         let Ok(before) = Config::parse::<&str>(&path, &text, &[]) else { return Ok(()) };
         let of = |config: &Config| (config.tokenizer(), config.data.bpe_vocab_size);
+        // A run on conversations may have added tokens.
+        let is_it = |tokenizer: &Tokenizer| {
+            let is_grown = || matches!(tokenizer.growth_to(began_with), Ok(Some(_)));
+            tokenizer.hash() == began_with.hash() || is_grown()
+        };
         let is_kept = match &Sources::resolve(config).tokenizer {
             _ if of(&before.config) == of(config) => true,
             TokenizerChoice::Path(path) => {
                 let end = config.data.end_of_document.as_deref();
                 let named = source::load_tokenizer(Path::new(path), end, source::OWN_TOKENIZERS);
-                named.is_ok_and(|tokenizer| tokenizer.hash() == began_with.hash())
+                named.is_ok_and(|tokenizer| is_it(&tokenizer))
             }
-            TokenizerChoice::Bytes => Tokenizer::bytes().hash() == began_with.hash(),
+            TokenizerChoice::Bytes => is_it(&Tokenizer::bytes()),
             TokenizerChoice::Bpe | TokenizerChoice::Chars => false,
         };
         if is_kept {

@@ -8,6 +8,7 @@ use crate::corpus::{Corpus, RecordedText};
 use crate::error::RunError;
 use crate::evaluate::Evaluator;
 use crate::folder::RunFolder;
+use crate::growth;
 use crate::paths::Sources;
 use crate::process_group::ProcessGroup;
 use crate::{exchange, position, run_file, source, static_scales};
@@ -140,9 +141,15 @@ impl<'a> Setup<'a> {
     ) -> Result<(Planned, u64), RunError> {
         let Setup { parsed, process_group, .. } = self;
         let scales = process_group.decide(|| static_scales::of_run(parsed, &self.sources, self.resumed()))?;
+        let model = hf.map(|hf| hf.model);
+        let growth = growth::in_words(&corpus.growth, model.as_ref()).filter(|_| process_group.is_first());
+        growth.into_iter().for_each(|growth| tracing::info!("the vocabulary {growth}"));
         let facts = Facts {
             static_scales: static_scales::parse(scales)?,
-            init: hf.map(|hf| hf.model),
+            init: model.map(|model| match self.resumed() {
+                Some(_) => growth::resumed_model(model, &corpus.tokenizer),
+                None => growth::grown_model(model, &corpus.growth),
+            }),
             init_balance_loss: hf.and_then(|hf| hf.balance_loss),
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
             shards: source::shards(&self.sources)?.map(|dataset| dataset.name().to_owned()),
@@ -271,7 +278,10 @@ impl<'a> Setup<'a> {
     /// Sets the initial weights: random ones, or those of `model.init_from`.
     pub(super) fn initial_weights(&self, learner: &mut Learner, config: &Config) -> Result<(), RunError> {
         match &self.sources.init_from {
-            Some(folder) => exchange::import(learner.weights(), folder),
+            Some(folder) => {
+                let rows = source::read_hf_config(folder)?.model.vocab_size;
+                exchange::import_grown(learner.weights(), folder, rows)
+            }
             None => Ok(learner.weights().initialize(config.train.seed, config.model.init_std)?),
         }
     }

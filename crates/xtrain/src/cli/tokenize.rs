@@ -70,6 +70,10 @@ pub(crate) struct RowArgs {
     pub(crate) chat: bool,
     #[command(flatten)]
     pub(crate) template: TemplateArgs,
+    /// Rename unused tokens with names like this pattern, such as '<|reserved_*|>', to the template's markers
+    /// that the tokenizer lacks; by default these are added at the end
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) reserved_tokens: Option<String>,
     /// Train on this part of a conversation
     #[arg(long, value_name = "PART", default_value = "assistant", value_parser = ["assistant", "last", "all"])]
     pub(crate) train_on: String,

@@ -15,6 +15,7 @@ use xtrain_data::{
 };
 use xtrain_report::metrics;
 use xtrain_train::error::RunError;
+use xtrain_train::growth::{grow, in_words};
 use xtrain_train::paths::today;
 use xtrain_train::source::load_tokenizer;
 use xtrain_train::texts;
@@ -56,6 +57,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
         tokenizer => tokenizer?,
     };
     let tokenizer = tokenizer.with_begin_of_document(args.begin_of_document)?;
+    let tokenizer = with_markers(args, tokenizer, chat.as_ref())?;
     let options = PrepareOptions { input: texts.options, chat, shard_tokens: args.shard_tokens.0 };
     let shown = terminal::shown_path(out);
     let dataset = prepare(&texts.inputs, &tokenizer, &options, out, &mut |progress| {
@@ -101,6 +103,20 @@ fn chat_options(args: &RowArgs) -> Result<ChatOptions, Failure> {
     args.template.over(options)
 }
 
+/// The tokenizer with the tokens that conversations need.
+fn with_markers(
+    args: &TokenizeArgs,
+    tokenizer: Tokenizer,
+    chat: Option<&ChatOptions>,
+) -> Result<Tokenizer, Failure> {
+    let chats: Vec<ChatOptions> = chat.into_iter().cloned().collect();
+    let (tokenizer, growth) = grow(tokenizer, [], &chats, args.chat.reserved_tokens.as_deref())?;
+    if let Some(growth) = in_words(&growth, None) {
+        tracing::info!("the vocabulary {growth}");
+    }
+    Ok(tokenizer)
+}
+
 /// Shows the samples of the first rows.
 fn show(args: &TokenizeArgs, texts: &TextFiles, chat: ChatOptions, rows: usize) -> Result<(), Failure> {
     let Some(path) = &args.tokenizer.tokenizer else {
@@ -108,6 +124,7 @@ fn show(args: &TokenizeArgs, texts: &TextFiles, chat: ChatOptions, rows: usize) 
     };
     let tokenizer = load_tokenizer(path, args.end_of_document.as_deref(), "--tokenizer PATH")?;
     let tokenizer = tokenizer.with_begin_of_document(args.begin_of_document)?;
+    let tokenizer = with_markers(args, tokenizer, Some(&chat))?;
     for row in preview(&texts.inputs, &tokenizer, &chat, rows)? {
         let parts = match &row.dropped {
             Some(why) => vec![(format!("{}: dropped: {why}\n", row.place), false)],

@@ -57,6 +57,9 @@ pub(super) fn text(planned: &Planned, answer: &Answer<'_>) -> String {
         let size = format::grouped(m.vocab_size as u64);
         out.push_str(&line("vocabulary", &format!("at most {size}: {why}")));
     }
+    if let Some(growth) = &planned.growth {
+        out.push_str(&line("vocabulary", growth));
+    }
     out.push_str(&line("run", &run(planned, answer.is_of_a_file)));
     out
 }

@@ -17,6 +17,7 @@ mod benching;
 mod best;
 mod blaming;
 mod chat_tools;
+mod chat_vocabulary;
 mod chats;
 mod choosing;
 mod comparing;

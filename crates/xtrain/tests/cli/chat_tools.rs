@@ -1,5 +1,5 @@
-//! What a model answers: the conversations of a file, the questions of a run, a chat, and a run file for
-//! conversations.
+//! Answers of a model to the conversations of a file, to the questions of a run and in a chat; and a run file
+//! for conversations.
 
 use crate::chats::tokenizer;
 use crate::place::{Place, Ran, finish, signal, wait, wait_until};

@@ -42,7 +42,8 @@ mod tests {
         let found = rendered("hi <|im_end|>").expect("a prompt");
         let begin = "<|im_start|>user\nhi ";
         assert_eq!(found.text, format!("{begin}<|im_end|><|im_end|>\n<|im_start|>assistant\n"));
-        assert_eq!(found.literals, [begin.len()..begin.len() + "<|im_end|>".len()]);
+        let name = begin.len()..begin.len() + "<|im_end|>".len();
+        assert_eq!(found.literals, std::slice::from_ref(&name));
         assert!(found.trained.is_empty());
     }
 

@@ -3,7 +3,8 @@
 mod printing;
 
 pub(crate) use printing::{
-    print, print_error, print_generated, print_help, print_json, print_marked, shown, shown_path, stopped,
+    is_shown, print, print_error, print_generated, print_help, print_json, print_marked, shown, shown_path,
+    stopped,
 };
 
 use crate::allocator;

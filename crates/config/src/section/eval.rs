@@ -21,7 +21,7 @@ section! {
         /// Continues each of these texts after the last step, and prints the result.
         #[schemars(extend("x-example" = ["Once upon a time"]))]
         pub prompts: Vec<String> = Vec::new(),
-        /// Answers each of these questions after the last step, each as a chat of its own (docs/chat.md).
+        /// Answers each of these questions after the last step (docs/chat.md).
         #[schemars(extend("x-example" = ["Who are you?"]))]
         pub chats: Vec<String> = Vec::new(),
         /// Longest continuation or answer.

@@ -126,6 +126,7 @@ every = 250
 tokens = 131072
 at_end = true
 prompts = []
+chats = []
 max_tokens = 128
 temperature = 0.8
 ";

@@ -67,8 +67,8 @@ mod tests {
         let file = folder.path().join("rows.jsonl");
         let row = |question: &str| {
             let user = serde_json::json!({"role": "user", "content": question});
-            let rest = [serde_json::json!({"role": "assistant", "content": "yes"})];
-            serde_json::json!({"messages": [&[user][..], &rest].concat()}).to_string()
+            let answer = serde_json::json!({"role": "assistant", "content": "yes"});
+            serde_json::json!({"messages": [user, answer]}).to_string()
         };
         let rows = [row(&"long ".repeat(200)), "{".to_owned(), row("Is it?"), row("Is that?")];
         std::fs::write(&file, rows.join("\n")).expect("written");

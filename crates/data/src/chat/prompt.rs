@@ -35,7 +35,7 @@ pub struct PromptRow {
 /// The prompt of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RowPrompt {
-    /// What the row has before its answer.
+    /// The part of the row before its answer.
     pub content: PromptContent,
     /// Token ids; at least one.
     pub ids: Vec<u32>,
@@ -43,7 +43,7 @@ pub struct RowPrompt {
     pub expected: Option<String>,
 }
 
-/// What a row has before its answer.
+/// The part of a row before its answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PromptContent {
     /// Messages.

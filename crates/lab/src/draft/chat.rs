@@ -3,8 +3,7 @@
 use super::found::{Found, FoundChat};
 use super::size::{CHAT_PASSES, interval};
 use super::text::{
-    FURTHER_BATCH_SIZE, FURTHER_LR, Length, Line, data, header, held_out, joined, model, optimizer,
-    precision, saved,
+    FURTHER_BATCH_SIZE, FURTHER_LR, Line, data, header, held_out, joined, model, optimizer, precision, saved,
 };
 use std::path::Path;
 use xtrain_config::Count;
@@ -16,6 +15,15 @@ const SEQ_LEN: u64 = 2048;
 
 /// Steps of warmup in a hundred steps.
 const WARMUP_PERCENT: u64 = 3;
+
+/// The key for the length of a run on conversations, whose tokens are not counted yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Length {
+    /// A number of tokens, for a plan with the time.
+    Planned,
+    /// As it is written.
+    Written,
+}
 
 /// The text of the run file `file`.
 pub(super) fn run_file(

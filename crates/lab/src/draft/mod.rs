@@ -9,12 +9,12 @@ mod found;
 mod size;
 mod text;
 
+use chat::Length;
 use found::Found;
 use size::{SIZES, Size};
 use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use text::Length;
 use xtrain_config::Config;
 use xtrain_planner::choose;
 use xtrain_planner::estimate::{Device, RunTime};
@@ -81,7 +81,10 @@ impl Draft {
         processor: &Processor,
         threads: usize,
     ) -> Result<Draft, RunError> {
-        let text = |tokens, length| text::run_file(found, size, file, tokens, length, processor);
+        let text = |tokens, length| match &found.chat {
+            Some(chat) => chat::run_file(found, chat, file, tokens, length),
+            None => text::run_file(found, size, file, tokens, processor),
+        };
         let plan = |text: String| -> Result<Planned, RunError> {
             plan_on(&Config::parse::<&str>(file, text.as_bytes(), &[])?, processor.target())
         };

@@ -1,6 +1,5 @@
 //! The text of a run file, with comments on the keys that users change.
 
-use super::chat;
 use super::found::{Found, FoundData};
 use super::size::{Size, interval, shortened};
 use std::collections::BTreeSet;
@@ -24,27 +23,14 @@ pub(super) const FURTHER_LR: f64 = 2e-5;
 /// short.
 const FURTHER_SEQ_LEN: (u64, u64) = (512, 2048);
 
-/// The key for the length of a run on conversations, whose tokens are not counted yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Length {
-    /// A number of tokens, for a plan with the time.
-    Planned,
-    /// As it is written.
-    Written,
-}
-
 /// The text of the run file `file`, for a model of this size or for the model in `found`.
 pub(super) fn run_file(
     found: &Found,
     size: Option<&Size>,
     file: &Path,
     run_tokens: u64,
-    length: Length,
     processor: &Processor,
 ) -> String {
-    if let Some(chat) = &found.chat {
-        return chat::run_file(found, chat, file, run_tokens, length);
-    }
     let is_cpu = matches!(processor, Processor::Cpu);
     let (seq_len, batch_size, lr) = match size {
         Some(size) => (size.seq_len(found), size.batch_size, size.lr),

@@ -100,8 +100,8 @@ impl Run {
         Ok(())
     }
 
-    /// Continues the prompts and answers the questions. If the run is stopped meanwhile, the samples so far are written; a resumed run
-    /// generates all of them again.
+    /// Continues the prompts and answers the questions. If the run is stopped meanwhile, the samples so far
+    /// are written; a resumed run generates all of them again.
     fn sample(&mut self, watch: &Watch<'_>, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
         let eval = self.config.eval.clone();
         // Samples are generated once.

@@ -17,16 +17,16 @@ pub(super) struct Answers<'m> {
 }
 
 /// An answer.
-pub(super) struct Answer {
+pub(super) struct ModelAnswer {
     pub(super) text: String,
     /// Number of tokens, without the one at which it stopped.
     pub(super) tokens: usize,
-    pub(super) end: End,
+    pub(super) end: AnswerEnd,
 }
 
 /// The reason why an answer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum AnswerEnd {
     /// The model ended it.
     Stop,
     /// It is as long as allowed, or the context is full.
@@ -67,7 +67,7 @@ impl<'m> Answers<'m> {
         max_tokens: usize,
         sampling: Sampling,
         show: &mut dyn FnMut(&str) -> Result<ControlFlow<()>, Failure>,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<ModelAnswer, Failure> {
         refuse_unknown(prompt, self.weights.model().vocab_size, FOREIGN)?;
         let held = self.generator.held();
         let mut new = prompt;
@@ -99,14 +99,14 @@ impl<'m> Answers<'m> {
         let rest = decoder.finish()?;
         text.push_str(&rest);
         let end = match () {
-            () if is_interrupted => End::Interrupted,
-            () if made.len() < limit => End::Stop,
-            () => End::Length,
+            () if is_interrupted => AnswerEnd::Interrupted,
+            () if made.len() < limit => AnswerEnd::Stop,
+            () => AnswerEnd::Length,
         };
         if !rest.is_empty() && show(&rest)?.is_break() {
-            return Ok(Answer { text, tokens: made.len(), end: End::Interrupted });
+            return Ok(ModelAnswer { text, tokens: made.len(), end: AnswerEnd::Interrupted });
         }
-        Ok(Answer { text, tokens: made.len(), end })
+        Ok(ModelAnswer { text, tokens: made.len(), end })
     }
 
     /// Says how fast the answers were generated.

@@ -1,7 +1,7 @@
 //! `xtrain chat`: a conversation with a model, line by line. Answers go to standard output while they are
 //! written, all else to standard error; on a terminal, a prompt precedes each line.
 
-use super::answers::{self, Answer, Answers, End};
+use super::answers::{self, AnswerEnd, Answers, ModelAnswer};
 use super::chat_line::{COMMANDS, ChatLine};
 use super::open_model;
 use crate::cli::ChatArgs;
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
         answered: 0,
         stop,
     };
-    let is_prompted = is_on_terminal && std::io::stdout().is_terminal();
+    let is_prompted = is_on_terminal && terminal::is_shown();
     if is_prompted {
         print_error("/help lists commands; Ctrl-C stops an answer, /quit or Ctrl-D ends the chat");
     }
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
     }
 }
 
-/// What follows a line.
+/// The step after a line.
 enum Next {
     /// The next one.
     Line,
@@ -153,7 +153,7 @@ impl Chat<'_> {
         if let Some(stop) = stop {
             stop.end();
         }
-        let Answer { text, tokens, end } = match answer {
+        let ModelAnswer { text, tokens, end } = match answer {
             Ok(answer) => answer,
             Err(failure) => return Ok(Next::Failure(failure)),
         };
@@ -162,12 +162,12 @@ impl Chat<'_> {
             Ok(_) => {}
             Err(failure) => return Ok(Next::Failure(failure)),
         }
-        if end == End::Length {
+        if end == AnswerEnd::Length {
             print_error(&format!("the answer is cut after {tokens} tokens (--max-tokens, --context)"));
         }
         self.answered += 1;
         // An answer that was stopped before it began was not given.
-        if end != End::Interrupted || !text.is_empty() {
+        if end != AnswerEnd::Interrupted || !text.is_empty() {
             self.messages.drain(..forgotten);
             self.messages.extend([question, ChatMessage::new(Role::Assistant, &text)]);
         }

@@ -1,6 +1,6 @@
 //! A line of `xtrain chat`: a message, or a command that begins with a slash.
 
-/// What a line asks for.
+/// The meaning of a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ChatLine<'l> {
     /// Nothing.

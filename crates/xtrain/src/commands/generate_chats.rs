@@ -2,7 +2,7 @@
 //!
 //! All rows are read and rendered before the first answer, so that a mistake in the file is known at once.
 
-use super::answers::{self, Answer, Answers, End};
+use super::answers::{self, AnswerEnd, Answers, ModelAnswer};
 use super::open_model;
 use crate::cli::GenerateArgs;
 use crate::failure::Failure;
@@ -85,7 +85,7 @@ fn one(
     let RowPrompt { content, ids, expected } = prompt;
     if args.json {
         let keep = &mut |_: &str| Ok(ControlFlow::Continue(()));
-        let Answer { text, tokens, end } = answers.answer(&ids, args.max_tokens, sampling, keep)?;
+        let ModelAnswer { text, tokens, end } = answers.answer(&ids, args.max_tokens, sampling, keep)?;
         let mut answer = json!({ "row": row });
         match content {
             PromptContent::Messages(messages) => {
@@ -96,7 +96,7 @@ fn one(
         }
         answer["answer"] = json!(text);
         answer["expected"] = json!(expected);
-        answer["stopped"] = json!(end == End::Stop);
+        answer["stopped"] = json!(end == AnswerEnd::Stop);
         answer["tokens"] = json!(tokens);
         return terminal::print_json(&answer);
     }

@@ -29,6 +29,11 @@ pub(super) fn shown_toml(text: &str) -> String {
     printable::json(text).into_owned()
 }
 
+/// True if standard output is a terminal.
+pub(crate) fn is_shown() -> bool {
+    std::io::stdout().is_terminal()
+}
+
 /// Prints to standard output. A closed reader, as after `| head`, is no error; `Break` then says that no more
 /// output is needed.
 pub(crate) fn print(text: &str) -> Result<ControlFlow<()>, Failure> {
@@ -37,7 +42,7 @@ pub(crate) fn print(text: &str) -> Result<ControlFlow<()>, Failure> {
 
 /// As [`print`], of parts of a text. Those with `true` are marked: green on a terminal, else in `[[ ]]`.
 pub(crate) fn print_marked(parts: &[(String, bool)]) -> Result<ControlFlow<()>, Failure> {
-    let [open, close] = match std::io::stdout().is_terminal() {
+    let [open, close] = match is_shown() {
         true => ["\x1b[32m", "\x1b[0m"],
         false => ["[[", "]]"],
     };
@@ -50,7 +55,7 @@ pub(crate) fn print_marked(parts: &[(String, bool)]) -> Result<ControlFlow<()>, 
 
 /// As [`print`], of text that a model generated.
 pub(crate) fn print_generated(text: &str) -> Result<ControlFlow<()>, Failure> {
-    match std::io::stdout().is_terminal() {
+    match is_shown() {
         true => print(text),
         false => write_out(text),
     }
@@ -59,7 +64,7 @@ pub(crate) fn print_generated(text: &str) -> Result<ControlFlow<()>, Failure> {
 /// Prints a value as JSON, on a line.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<ControlFlow<()>, Failure> {
     let line = serde_json::to_string(value).unwrap_or_default() + "\n";
-    match std::io::stdout().is_terminal() {
+    match is_shown() {
         true => write_out(&printable::json(&line)),
         false => write_out(&line),
     }

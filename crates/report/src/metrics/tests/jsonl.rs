@@ -276,3 +276,19 @@ proptest! {
         prop_assert_eq!(last, Ok(Record { time: 0.0, event: Resumed::after(step).into() }));
     }
 }
+
+#[test]
+fn an_answer_is_told_from_the_continuation_of_a_prompt() {
+    let sample = Sample { step: 3, prompt: "Who?".into(), text: "Me.".into(), is_chat: true };
+    let record = Record { time: 2.0, event: sample.clone().into() };
+    let encoded = encode(&record);
+    assert!(encoded.ends_with(r#""prompt":"Who?","text":"Me.","chat":true}"#), "{encoded}");
+    assert_eq!(decode(encoded.as_bytes()), Ok(record.clone()));
+    assert_eq!(
+        crate::metrics::line(&record.event, None),
+        "sample after step 3:\n    user: Who?\n    assistant: Me."
+    );
+    let prompt = Sample { is_chat: false, ..sample };
+    assert_eq!(prompt.whole(), "Who?Me.");
+    assert!(!encode(&Record { time: 2.0, event: prompt.into() }).contains("chat"));
+}

@@ -136,7 +136,7 @@ fn a_mistake_is_answered_with_what_to_type() {
         (&["generate", "--model", "out", "-p", "x"], "write it without an option: xtrain generate out"),
         (
             &["generate", "out"],
-            "needs --prompt PROMPT or --tokens ID,ID,..., as in: xtrain generate runs/quickstart",
+            "needs --prompt PROMPT or --tokens ID,ID,... or --chats FILE, as in: xtrain generate",
         ),
         (&["generate", "out", "--prompt", "-x"], "after =: --prompt=-x"),
         (&["eval", "out", "a.txt"], "--data a.txt"),

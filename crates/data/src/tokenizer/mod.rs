@@ -79,7 +79,7 @@ pub struct Tokenizer {
     splits_special_tokens: bool,
     encoder: Encoder,
     added: AddedInText,
-    /// What places of tokens need beside the encoder, if it finds them; created when first needed.
+    /// The finder of tokens' places, if the encoder has one; created when first needed.
     placed: OnceLock<Option<PlacedBpe>>,
     /// Limits the text after normalization.
     normalized_size: NormalizedSize,

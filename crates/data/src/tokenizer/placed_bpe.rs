@@ -9,7 +9,7 @@ use xtrain_chat::EncodedToken;
 
 use super::byte_bpe::ByteBpe;
 
-/// What byte-level BPE lacks to find the places of tokens.
+/// The finder of the places of tokens of [`ByteBpe`].
 #[derive(Debug)]
 pub(super) struct PlacedBpe {
     /// Added tokens that are found in the text, then those that are found between them.
@@ -45,8 +45,8 @@ struct Added {
 }
 
 impl PlacedBpe {
-    /// That of `tokenizer`, whose documents are encoded by [`ByteBpe`]; `None` if its places follow other
-    /// rules.
+    /// The finder of `tokenizer`, whose documents are encoded by [`ByteBpe`]; `None` if its places follow
+    /// other rules.
     pub(super) fn from_tokenizer(tokenizer: &tokenizers::Tokenizer) -> Option<PlacedBpe> {
         let mut added: Vec<_> = tokenizer.get_added_tokens_decoder().into_iter().collect();
         added.retain(|(_, token)| !token.content.is_empty());

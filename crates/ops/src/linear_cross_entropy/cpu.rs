@@ -103,10 +103,11 @@ fn chunks<T: Real>(
     let longest = LinearCrossEntropy { chunk_tokens: loss.longest(t), ..*loss };
     for tokens in longest.chunks(gathered.as_ref().map_or(t, Vec::len)) {
         let (first, c) = (tokens.start, tokens.len());
-        let chunk = gathered.as_ref().map(|gathered| Gathered::new(*x, targets, &gathered[tokens.clone()]));
+        let chunk =
+            gathered.as_ref().map(|gathered| ChunkTokens::new(*x, targets, &gathered[tokens.clone()]));
         let (x_cd, targets_c) = match &chunk {
             None => (x.rows(tokens.clone()), &targets[tokens.clone()]),
-            Some(Gathered { x, targets }) => (View::new(x.ty(), x.bytes()), &targets[..]),
+            Some(ChunkTokens { x, targets }) => (View::new(x.ty(), x.bytes()), &targets[..]),
         };
         let x_cd = MatmulOperand::new(x_cd, c, d);
         let mut logits = logits.slice_mut(0..c * v);
@@ -148,19 +149,19 @@ fn tokens_to_gather(targets: &[i32]) -> Option<Vec<usize>> {
 }
 
 /// Some tokens of a batch.
-struct Gathered {
+struct ChunkTokens {
     x: HostTensor,
     targets: Vec<i32>,
 }
 
-impl Gathered {
+impl ChunkTokens {
     fn new(x: View<'_>, targets: &[i32], tokens: &[usize]) -> Self {
         let mut gathered = HostTensor::zeros(TensorType::new(x.ty.dtype, [tokens.len(), x.ty.shape[1]]));
         let row = x.ty.dtype.bytes(x.ty.shape[1]);
         for (to, &token) in gathered.bytes_mut().chunks_exact_mut(row).zip(tokens) {
             to.copy_from_slice(x.rows(token..token + 1).bytes());
         }
-        Gathered { x: gathered, targets: tokens.iter().map(|&token| targets[token]).collect() }
+        ChunkTokens { x: gathered, targets: tokens.iter().map(|&token| targets[token]).collect() }
     }
 }
 

@@ -220,6 +220,57 @@ fn the_balance_loss_agrees_with_transformers() {
     assert!(error < 1e-5, "the balance loss is {}, not {expected}", block.balance);
 }
 
+/// Packed conversations have the loss and the gradients of each alone in transformers: attention and positions
+/// stay within them, untrained tokens and padding count nowhere, and the mean is that of all micro-batches.
+#[test]
+fn packed_documents_agree_with_transformers_run_one_by_one() {
+    for name in ["qwen3", "qwen3_moe"] {
+        let mut g = Golden::load(name);
+        g.bytes = fs::read(golden(name).join("documents.safetensors")).expect("documents.safetensors");
+        let row_inputs: Vec<usize> = g.ints("row_inputs").iter().map(|&inputs| inputs as usize).collect();
+        g.batch.sequences = row_inputs.len();
+        let batch = TokenBatch {
+            positions: g.ints("positions"),
+            doc_start: g.ints("doc_start"),
+            row_inputs,
+            ..g.batch_of(&g.ints("tokens"), &g.ints("targets"))
+        };
+        let check = |sequences: usize, balance_weight: f32, prefix: &str| {
+            let shape = Batch { sequences, ..g.batch };
+            let mut spec = TrainingSpec { document_mask: true, ..common::spec(g.model(), shape) };
+            spec.loss.balancing = (balance_weight > 0.0).then_some(Balancing {
+                loss_weight: balance_weight,
+                z_weight: 0.0,
+                bias_rate: None,
+            });
+            let mut learner = Learner::new(common::engine(), spec, 0).expect("a learner");
+            import(learner.weights(), &golden(name)).expect("the folder imports");
+            let batches: Vec<TokenBatch> = (0..g.batch.sequences)
+                .step_by(sequences)
+                .map(|first| common::slice(&batch, first, sequences))
+                .collect();
+            let result = learner.step(0, 0.0, &batches).expect("a step");
+            let expected = f64::from(g.floats("loss")[0]);
+            let error = (result.loss / expected - 1.0).abs();
+            assert!(error < 1e-6, "{name}: loss {} instead of {expected}", result.loss);
+            for p in g.model().parameters().into_iter().filter(|p| p.group.is_trained()) {
+                let bytes = learner.read_state(StateKind::Gradient, &p.name).expect("a gradient");
+                let found: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
+                let error = relative(&found, &g.parameter(prefix, &p));
+                assert!(error < 1e-4, "{name}, {prefix}: gradient of {} differs by {error:e}", p.name);
+            }
+            result.experts.first().map(|block| f64::from(block.balance))
+        };
+        check(1, 0.0, "grad.");
+        check(g.batch.sequences, 0.0, "grad.");
+        if g.hf.model.mixture.is_some() {
+            let balance = check(g.batch.sequences, 0.1, "balanced.").expect("a mixture");
+            let expected = f64::from(g.floats("balance")[0]);
+            assert!((balance / expected - 1.0).abs() < 1e-5, "the balance loss is {balance}, not {expected}");
+        }
+    }
+}
+
 #[test]
 fn twenty_adamw_steps_agree_with_pytorch() {
     for name in MODELS {

@@ -311,6 +311,18 @@ proptest! {
 }
 
 #[test]
+fn a_character_that_a_character_vocabulary_lacks_is_an_error_in_conversations_too() {
+    let tokenizer = Tokenizer::chars([Ok("abc \n".to_owned())]).unwrap();
+    let end = tokenizer.end_of_document_name().unwrap();
+    let encode = |text: &str, splits: bool| Encode::encode(&tokenizer, text, splits, true);
+    assert_eq!(encode(&format!("a{end}b"), false).unwrap().len(), 3);
+    for (text, splits) in [("abxc".to_owned(), false), (format!("a{end}x"), false), (format!("a{end}"), true)] {
+        let error = encode(&text, splits).unwrap_err().to_string();
+        assert!(error.contains("not in the vocabulary"), "{text}: {error}");
+    }
+}
+
+#[test]
 fn added_tokens_that_are_one_after_normalization_are_refused() {
     let mut json = saved_json(&trained());
     json["normalizer"] = json!({"type": "NFC"});

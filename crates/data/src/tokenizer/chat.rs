@@ -10,7 +10,7 @@ use xtrain_chat::{ChatError, Encode, EncodedToken, TemplateSettings, Templates};
 
 use super::encoder::Encoder;
 use super::placed_bpe::PlacedBpe;
-use super::{MAX_HF_BYTES, Tokenizer, may_change_under_nfc};
+use super::{MAX_HF_BYTES, Tokenizer, may_change_under_nfc, unknown_character};
 use crate::catch_panic::catch_panic;
 use crate::error::DataError;
 
@@ -82,6 +82,26 @@ impl Tokenizer {
         Ok(Some(placed.encode(bpe, text)))
     }
 
+    /// The byte at which a character starts that a character vocabulary lacks. The `tokenizers` crate leaves
+    /// it out.
+    fn unknown_character_at(&self, text: &str, splits_special: bool) -> Option<usize> {
+        let Encoder::Chars(vocab) = &self.encoder else { return None };
+        let added = self.hf.get_added_tokens_decoder().into_values();
+        let names: Vec<String> = added
+            .filter(|token| !(splits_special && token.special) && !token.content.is_empty())
+            .map(|token| token.content)
+            .collect();
+        let mut at = 0;
+        while let Some(c) = text[at..].chars().next() {
+            match names.iter().filter(|name| text[at..].starts_with(name.as_str())).map(String::len).max() {
+                Some(name) => at += name,
+                None if vocab.contains_key(&c) => at += c.len_utf8(),
+                None => return Some(at),
+            }
+        }
+        None
+    }
+
     fn encode_with_places(&self, text: &str, splits_special: bool) -> Result<Vec<EncodedToken>, ChatError> {
         if !splits_special && let Some(tokens) = self.encode_with_places_fast(text)? {
             return Ok(tokens);
@@ -90,6 +110,9 @@ impl Tokenizer {
         let hf = if splits_special { self.hf_plain_text() } else { &self.hf };
         let _share = self.budget.take(text.len());
         self.refuse_growth(text).map_err(|error| refused(error.to_string()))?;
+        if let Some(at) = self.unknown_character_at(text, splits_special) {
+            return Err(refused(unknown_character(text, at).to_string()));
+        }
         let encoding = catch_panic(|| hf.encode_char_offsets(text, false)).map_err(|error| {
             let begins = &text[..text.floor_char_boundary(24)];
             refused(format!(

@@ -316,7 +316,8 @@ fn a_character_that_a_character_vocabulary_lacks_is_an_error_in_conversations_to
     let end = tokenizer.end_of_document_name().unwrap();
     let encode = |text: &str, splits: bool| Encode::encode(&tokenizer, text, splits, true);
     assert_eq!(encode(&format!("a{end}b"), false).unwrap().len(), 3);
-    for (text, splits) in [("abxc".to_owned(), false), (format!("a{end}x"), false), (format!("a{end}"), true)] {
+    for (text, splits) in [("abxc".to_owned(), false), (format!("a{end}x"), false), (format!("a{end}"), true)]
+    {
         let error = encode(&text, splits).unwrap_err().to_string();
         assert!(error.contains("not in the vocabulary"), "{text}: {error}");
     }

@@ -220,8 +220,9 @@ fn the_balance_loss_agrees_with_transformers() {
     assert!(error < 1e-5, "the balance loss is {}, not {expected}", block.balance);
 }
 
-/// Packed conversations have the loss and the gradients of each alone in transformers: attention and positions
-/// stay within them, untrained tokens and padding count nowhere, and the mean is that of all micro-batches.
+/// Packed conversations have the loss and the gradients that each has alone in transformers: attention and
+/// positions stay within them, untrained tokens and padding count nowhere, and the mean is over all
+/// micro-batches.
 #[test]
 fn packed_documents_agree_with_transformers_run_one_by_one() {
     for name in ["qwen3", "qwen3_moe"] {

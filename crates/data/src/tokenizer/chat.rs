@@ -88,7 +88,7 @@ impl Tokenizer {
         let Encoder::Chars(vocab) = &self.encoder else { return None };
         let added = self.hf.get_added_tokens_decoder().into_values();
         let names: Vec<String> = added
-            .filter(|token| !(splits_special && token.special) && !token.content.is_empty())
+            .filter(|token| !(token.content.is_empty() || splits_special && token.special))
             .map(|token| token.content)
             .collect();
         let mut at = 0;

@@ -198,9 +198,9 @@ impl Run {
         let tokens_per_second = step_tokens as f64 / seconds;
         let flops = self.learner.spec().model.flops_per_token(self.config.data.seq_len);
         let samples = step * self.config.train.batch_size as u64;
-        let taken = (samples - progress.steps as u64 * self.config.train.batch_size as u64)..samples;
+        let taken = (samples - progress.steps * self.config.train.batch_size as u64)..samples;
         let counts = self.corpus.loader.counts(taken);
-        let positions = progress.steps as u64 * step_tokens;
+        let positions = progress.steps * step_tokens;
         let trained = (counts != TokenCounts::full(positions)).then(|| TrainedMetrics {
             tokens_per_second: counts.trained as f64 / progress.took.as_secs_f64().max(1e-9),
             share: counts.trained as f64 / counts.inputs.max(1) as f64,

@@ -55,8 +55,8 @@ fn variants() -> Vec<(Tokenizer, tokenizers::Tokenizer)> {
     // Tokens that span a newline, and the position before a space.
     let over_newlines = with_merge(&with_merge(&llama2, "\n", "\n"), "a", "\n");
     let over_spaces = with_merge(&llama2, "e", "▁");
+    let gaps = without_bytes(&smollm);
     [
-        without_bytes(&smollm),
         qwen,
         gpt2,
         llama3,
@@ -74,6 +74,7 @@ fn variants() -> Vec<(Tokenizer, tokenizers::Tokenizer)> {
         saved_json(&Tokenizer::bytes()),
         gemma,
         o200k(),
+        gaps,
     ]
     .iter()
     .map(|json| {
@@ -466,7 +467,7 @@ fn documents_may_be_split_only_where_that_is_proven() {
     let rules: Vec<CutRule> = variants().iter().map(|(tokenizer, _)| tokenizer.cut_rule()).collect();
     let (words, spaces) = (CutRule::BetweenWords, CutRule::BeforeSpaces);
     assert_eq!(rules[..10], [words; 10]);
-    let last = [CutRule::Never, CutRule::Anywhere, words, CutRule::BetweenLetters];
+    let last = [CutRule::Never, CutRule::Anywhere, words, CutRule::BetweenLetters, words];
     assert_eq!(rules[10..], [&[spaces; 3], &last[..]].concat());
     let mut other = saved_json(&trained());
     other["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(r"\w+|\W+");

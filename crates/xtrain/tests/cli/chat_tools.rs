@@ -60,6 +60,15 @@ fn chat(place: &Place, options: &str, lines: &str) -> Ran {
     finish(command, "chat")
 }
 
+/// Copies the export to the folder `bare`, without its template.
+fn without_template(place: &Place) {
+    place.copy("out/hf", "bare");
+    std::fs::remove_file(place.path("bare/chat_template.jinja")).expect("an export has a template");
+    let mut config: Value = serde_json::from_slice(&place.read("bare/tokenizer_config.json")).expect("JSON");
+    assert!(config.as_object_mut().expect("an object").remove("chat_template").is_some());
+    place.write("bare/tokenizer_config.json", config.to_string().as_bytes());
+}
+
 #[test]
 fn conversations_of_a_file_are_answered_from_the_ids_of_training() {
     let place = trained("");
@@ -117,7 +126,8 @@ fn rows_that_cannot_be_answered_are_reported_and_the_others_are_answered() {
     let error = |at: usize| found[at]["error"].as_str().expect("an error").to_owned();
     assert!(error(1).contains("the key text") && error(2).contains("context has 96"), "{}", ran.stdout);
     // What is wrong with all rows ends the command.
-    place.run("generate out/hf --chats asked.jsonl").refuses(&["no chat template", "asked.jsonl, line 1"]);
+    without_template(&place);
+    place.run("generate bare --chats asked.jsonl").refuses(&["no chat template", "asked.jsonl, line 1"]);
     place.run("generate out --chats a.txt").refuses(&["a.txt", "plain text", ".jsonl"]);
     place.run("generate out --chats none.jsonl").refuses(&["none.jsonl"]);
     place.run("generate out --prompt a --today 2026-01-02").refuses(&["--today", "--chats FILE"]);
@@ -181,7 +191,8 @@ fn a_chat_is_a_filter_of_lines_and_what_it_saves_can_be_trained_on() {
         ran.stderr
     );
     assert!(ran.stderr.contains("/system TEXT"), "{}", ran.stderr);
-    place.run("chat out/hf").refuses(&["no chat template", "--chat-template"]);
+    without_template(&place);
+    place.run("chat bare").refuses(&["no chat template", "--chat-template"]);
 }
 
 #[test]
@@ -242,11 +253,12 @@ fn ctrl_c_stops_an_answer_and_then_the_chat() {
 #[test]
 fn a_model_and_conversations_get_a_run_file_that_trains_on_them() {
     let place = trained("");
-    let said = place.run("init out/hf chats.jsonl --out tuned.toml").succeeds().stdout;
+    without_template(&place);
+    let said = place.run("init bare chats.jsonl --out tuned.toml").succeeds().stdout;
     assert!(said.starts_with("tuned.toml: "), "{said}");
     let file = String::from_utf8(place.read("tuned.toml")).expect("text");
     for line in [
-        "\ninit_from = \"out/hf\" ",
+        "\ninit_from = \"bare\" ",
         "\ntrain = \"chats.jsonl\" ",
         "\nchat_template = \"chatml\" ",
         "\nseq_len = 96 ",

@@ -199,6 +199,29 @@ fn a_zstd_file_that_needs_a_dictionary_or_a_large_window_is_not_called_damaged()
 }
 
 #[test]
+fn a_parquet_string_that_is_not_utf8_is_named_without_its_bytes() {
+    let schema = parse_message_type("message schema { required binary text (UTF8); }").unwrap();
+    let mut writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::default()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let rows = [ByteArray::from("text"), ByteArray::from(b"te\x9ft".to_vec())];
+    column.typed::<ByteArrayType>().write_batch(&rows, None, None).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rows.parquet");
+    std::fs::write(&file, writer.into_inner().unwrap()).unwrap();
+    let inputs = list_inputs(&[&file]).unwrap();
+    for whole_rows in [false, true] {
+        let options = InputOptions { whole_rows, ..InputOptions::default() };
+        let pieces: Result<Vec<_>, DataError> =
+            read_documents(&inputs[0], &options, CutRule::Anywhere).and_then(Iterator::collect);
+        let message = pieces.expect_err("not UTF-8").to_string();
+        assert!(message.contains("UTF-8") && !message.contains("Some("), "{whole_rows}: {message}");
+    }
+}
+
+#[test]
 fn a_parquet_file_without_columns_says_so() {
     let schema = parse_message_type("message schema { }").unwrap();
     let writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::default()).unwrap();

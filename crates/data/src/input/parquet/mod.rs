@@ -312,7 +312,9 @@ fn conversation_advice(input: &InputFile, columns: &[ColumnDescPtr]) -> Option<S
     conversations::advice("column", &fields)
 }
 
-fn damaged(path: &Path, location: &str, problem: &String) -> DataError {
+fn damaged(path: &Path, location: &str, problem: &str) -> DataError {
+    // The parquet crate would list all bytes of the string.
+    let problem = if problem.contains("FromUtf8Error") { "a string is not UTF-8" } else { problem };
     DataError::input(
         path,
         location,

@@ -98,9 +98,9 @@ fn chunks<T: Real>(
     let w_vd = MatmulOperand::new(*w, v, d);
     let Grads { mut dx, mut dw } = grads;
     let mut dw_holds_a_sum = dw.as_ref().is_some_and(|dw| dw.accumulate);
-    let gathered = tokens_to_gather(targets);
     // No chunk is longer than the longest of all tokens, which the logits have room for.
     let longest = LinearCrossEntropy { chunk_tokens: loss.longest(t), ..*loss };
+    let gathered = tokens_to_gather(targets, longest.chunk_tokens);
     for tokens in longest.chunks(gathered.as_ref().map_or(t, Vec::len)) {
         let (first, c) = (tokens.start, tokens.len());
         let chunk =
@@ -136,15 +136,17 @@ fn chunks<T: Real>(
     rows.sum(&terms.view(), targets, scalars);
 }
 
-/// The tokens with a target, unless all have one. There are at least two of two or more tokens, so that a
-/// single one has the bits that it has beside others.
-fn tokens_to_gather(targets: &[i32]) -> Option<Vec<usize>> {
-    let mut tokens: Vec<usize> = (0..targets.len()).filter(|&token| targets[token] != IGNORED).collect();
-    if let [only] = tokens[..]
-        && targets.len() > 1
-    {
-        tokens = if only == 0 { vec![0, 1] } else { vec![only - 1, only] };
+/// The tokens with a target, unless all have one. Some without one are among them if chunks of at most
+/// `longest` tokens would have a single token else, whose bits differ.
+fn tokens_to_gather(targets: &[i32], longest: usize) -> Option<Vec<usize>> {
+    let has_target = |token: &usize| targets[*token] != IGNORED;
+    let mut tokens: Vec<usize> = (0..targets.len()).filter(has_target).collect();
+    let mut others = (0..targets.len()).filter(|token| !has_target(token));
+    while !tokens.is_empty() && longest > 1 && tokens.len() / tokens.len().div_ceil(longest) < 2 {
+        let Some(other) = others.next() else { break };
+        tokens.push(other);
     }
+    tokens.sort_unstable();
     (tokens.len() < targets.len()).then_some(tokens)
 }
 

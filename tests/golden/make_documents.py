@@ -3,7 +3,7 @@
 
     python tests/golden/make_documents.py
 
-Needs torch 2.11, transformers 5.17 and safetensors; takes seconds on a CPU. transformers runs each document alone, in
+Needs torch 2.11, transformers 5.24 and safetensors; takes seconds on a CPU. transformers runs each document alone, in
 fp32, with the weights of the folder. The losses of all trained targets are added and divided by their number. The
 balance loss is that of all documents at once, padded to one length, with an attention mask. xtrain must get the same
 from the documents packed into sequences, with padding at their ends.

@@ -3,7 +3,8 @@
 //! A [`Tokenizer`] always has a `tokenizer.json`, loaded or generated here, so that other engines tokenize
 //! exactly as training did. The file is stored and saved verbatim. Fast paths of this crate encode documents
 //! for four kinds (byte-level BPE with a known word pattern, BPE with marked spaces, bytes, characters). The
-//! `tokenizers` crate encodes documents of all other kinds, encodes prompts, and decodes.
+//! `tokenizers` crate encodes documents of all other kinds, encodes prompts, and decodes. Conversations, for
+//! which the places of tokens are found too, have a fast path for byte-level BPE.
 //!
 //! Documents are encoded as plain text: the name of a special token in a document is not that token. Prompts
 //! are encoded as the file specifies, with special tokens. Both start with the same tokens.

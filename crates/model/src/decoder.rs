@@ -17,7 +17,7 @@ use xtrain_ops::dropout::Dropout;
 use xtrain_ops::embedding::{Embedding, EmbeddingGrad};
 use xtrain_ops::grouped_linear::GroupedLinear;
 use xtrain_ops::linear::{Linear, UnroundedLinear};
-use xtrain_ops::linear_cross_entropy::LinearCrossEntropy;
+use xtrain_ops::linear_cross_entropy::{LinearCrossEntropy, Terms};
 use xtrain_ops::pack_sums::PackSums;
 use xtrain_ops::permute::{Permute, PermuteGates, Unpermute};
 use xtrain_ops::qk_norm_rope::{QkNormRope, RopeScaling, rotation_table};
@@ -70,6 +70,8 @@ pub struct Loss {
     pub z_loss: f32,
     /// Number of sources of the training text whose losses are summed separately; 0 sums all together.
     pub sources: usize,
+    /// True if the targets that are the likeliest token are counted for each source. In evaluations alone.
+    pub counts_matches: bool,
     /// The balancing of experts; `None` outside of training, where losses of routers are not computed.
     pub balancing: Option<Balancing>,
 }
@@ -113,7 +115,7 @@ pub mod io {
     pub const OBJECTIVE: &str = "objective";
     /// The mean cross-entropy in nats.
     pub const LOSS: &str = "loss";
-    /// `f32[n, 2]`: further sums, as [`SumsOf`](super::SumsOf) says.
+    /// `f32[n, 2]`: further sums, as [`SumsOf`](super::SumsOf) says. `f32[sources, 3]` with counts of matches.
     pub const SUMS: &str = "sums";
     /// `[n, v]`: the logits of these rows.
     pub const LOGITS: &str = "logits";
@@ -201,7 +203,7 @@ pub fn trace_loss(
     dropout: f32,
     fixed_routing: Option<FixedRouting>,
 ) -> Result<ValueId, TraceError> {
-    let Loss { chunk_tokens, z_loss, sources, balancing } = loss;
+    let Loss { chunk_tokens, z_loss, sources, counts_matches, balancing } = loss;
     let mut trace = Trace::new(model, batch, context, dropout);
     trace.is_loss = true;
     trace.balancing = balancing;
@@ -210,7 +212,12 @@ pub fn trace_loss(
     let head_vd = trace.head(t);
     let targets = t.input(io::TARGETS, TensorType::new(DType::I32, [batch.tokens()]));
     let inv_targets = t.input(io::INV_TARGETS, TensorType::new(DType::F32, []));
-    let op = LinearCrossEntropy { chunk_tokens, z_loss, terms: sources > 0 };
+    let terms = match (sources, counts_matches) {
+        (0, _) => Terms::None,
+        (_, false) => Terms::Losses,
+        (_, true) => Terms::LossesAndMatches,
+    };
+    let op = LinearCrossEntropy { chunk_tokens, z_loss, terms };
     let outputs = t.site(HEAD).apply(op, &[hidden_td, head_vd, targets, inv_targets])?;
     t.output(io::OBJECTIVE, outputs[0]);
     t.output(io::LOSS, outputs[1]);

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 use xtrain_ops::linear::{Linear, LinearDgrad, LinearWgrad};
-use xtrain_ops::linear_cross_entropy::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
+use xtrain_ops::linear_cross_entropy::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad, Terms};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType, View, ViewMut};
@@ -26,7 +26,7 @@ fn main() {
         let targets = HostTensor::from_f64(TensorType::new(DType::I32, [t]), &targets);
         let inverse = HostTensor::from_f64(TensorType::new(DType::F32, []), &[1.0 / t as f64]);
         let inputs = [&x, &w, &targets, &inverse];
-        let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-4, terms: false };
+        let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-4, terms: Terms::None };
         println!("{dtype}");
         time("loss", &loss, &inputs);
         time("loss and gradients", &LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) }, &inputs);

@@ -119,6 +119,7 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
             z_loss: c.model.z_loss as f32,
             // Sources that are read as one have one index, so there may be fewer.
             sources: if c.data.train.0.len() > 1 { c.data.train.0.len() } else { 0 },
+            counts_matches: false,
             balancing: has_experts.then(|| Balancing {
                 loss_weight: c.experts.balance_loss.unwrap_or(0.0) as f32,
                 z_weight: c.experts.z_loss.unwrap_or(0.0) as f32,

@@ -364,7 +364,9 @@ impl ExampleRun {
 
     fn evaluation(&self, step: u64, events: &mut Vec<Event>) {
         let loss = self.loss_at(step) + 0.1;
-        events.push(EvalMetrics { step, loss, bits_per_byte: Some(loss / 3.1) }.into());
+        events.push(
+            EvalMetrics { step, loss, bits_per_byte: Some(loss / 3.1), ..EvalMetrics::default() }.into(),
+        );
         for n in 0..self.sources {
             let name = match n {
                 0 => "data/books.jsonl.zst".to_owned(),

@@ -45,7 +45,9 @@ fn events(step: u64) -> Vec<Event> {
     };
     let mut events = vec![metrics.into()];
     if step.is_multiple_of(250) {
-        events.push(EvalMetrics { step, loss, bits_per_byte: Some(loss / 3.0) }.into());
+        events.push(
+            EvalMetrics { step, loss, bits_per_byte: Some(loss / 3.0), ..EvalMetrics::default() }.into(),
+        );
     }
     events
 }

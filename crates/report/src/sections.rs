@@ -69,12 +69,14 @@ pub(super) fn sources(out: &mut String, view: &View<'_>) {
     let Some(step) = sources.first().map(|source| source.step) else { return };
     let all: f64 = sources.iter().filter_map(|source| source.tokens).map(|tokens| tokens as f64).sum();
     let loss = |loss: Option<f64>| loss.map(|loss| format!("{loss:.4}"));
-    let figures: [(&str, &dyn Fn(&SourceMetrics) -> Option<String>); 5] = [
+    let figures: [(&str, &dyn Fn(&SourceMetrics) -> Option<String>); 7] = [
         ("Tokens taken", &|source| source.tokens.map(|tokens| format::count(tokens as f64))),
         ("Share", &|source| source.tokens.map(|tokens| format::percent(tokens as f64 / all.max(1.0), 1))),
         ("Epochs", &|source| source.epoch.map(format::significant)),
         ("Training loss", &|source| loss(source.train_loss)),
         ("Validation loss", &|source| loss(source.loss)),
+        ("Perplexity", &|source| source.perplexity().map(format::significant)),
+        ("Token accuracy", &|source| source.token_accuracy.map(|share| format::percent(share, 1))),
     ];
     let has_values = |(_, of): &(&str, &dyn Fn(&SourceMetrics) -> Option<String>)| {
         sources.iter().any(|source| of(source).is_some())
@@ -107,14 +109,15 @@ pub(super) fn evaluations(out: &mut String, view: &View<'_>) {
         counted(evals.len(), "evaluation")
     );
     body += &table_begun("Evaluations", "");
-    body += &columns(&["Step", "Loss", "Perplexity", "Bits per byte"]);
+    body += &columns(&["Step", "Loss", "Perplexity", "Bits per byte", "Token accuracy"]);
     let (shown, left_out) = ends(evals);
     for m in shown {
         let mark = if Some(m.step) == best { " class=\"best\"" } else { "" };
         let bits = m.bits_per_byte.map_or("–".to_owned(), |bits| format!("{bits:.4}"));
+        let accuracy = m.token_accuracy.map_or("–".to_owned(), |share| format::percent(share, 1));
         let _ = writeln!(
             body,
-            "<tr{mark}><th scope=\"row\">{}</th><td>{:.4}</td><td>{}</td><td>{bits}</td></tr>",
+            "<tr{mark}><th scope=\"row\">{}</th><td>{:.4}</td><td>{}</td><td>{bits}</td><td>{accuracy}</td></tr>",
             format::grouped(m.step),
             m.loss,
             format::significant(m.perplexity())

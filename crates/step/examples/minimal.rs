@@ -89,6 +89,7 @@ fn spec(model: Architecture) -> TrainingSpec {
             chunk_tokens: BATCH.sequences * BATCH.seq_len,
             z_loss: 0.0,
             sources: 0,
+            counts_matches: false,
             balancing: None,
         },
         fixed_routing: None,

@@ -7,7 +7,7 @@ use common::{
     small_model, spec, step_from, typical, wide_model,
 };
 use xtrain_data::Batch as TokenBatch;
-use xtrain_model::decoder::{Batch, Context, io};
+use xtrain_model::decoder::{Batch, Context, Loss, io};
 use xtrain_model::{Description, Init, Recipe};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::Part;
@@ -208,6 +208,54 @@ fn logits(batch: &TokenBatch, document_mask: bool) -> Vec<f32> {
     }
     engine.run(id, Part::Whole).expect("runs");
     bytemuck::pod_collect_to_vec(engine.outputs(id).expect("outputs").get(io::LOGITS).expect("logits"))
+}
+
+#[test]
+fn an_evaluation_sums_the_losses_and_the_matches_of_each_source() {
+    let model = small_model();
+    let mut batch = random_batch(BATCH, model.vocab_size, 8);
+    let (rows, sources) = (logits(&batch, false), 3);
+    let source_of: Vec<i32> = (0..batch.tokens.len() as i32).map(|token| token * 5 % sources).collect();
+    let mut expected = vec![[0.0, 0.0]; sources as usize];
+    for (token, logits) in rows.chunks(model.vocab_size).enumerate() {
+        let target = &mut batch.targets[token];
+        let likeliest = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).expect("a logit");
+        if *target < 0 {
+            continue;
+        }
+        if token % 2 == 0 {
+            *target = likeliest as i32;
+        }
+        let [cross_entropy, matches] = &mut expected[source_of[token] as usize];
+        let total: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+        *cross_entropy += total.ln() - f64::from(logits[*target as usize]);
+        *matches += f64::from(*target == likeliest as i32);
+    }
+    let mut weights = Weights::new(engine(), model.clone(), Recipe::Fp32).expect("weights");
+    weights.initialize(5, 0.2).expect("initialises");
+    let sources = sources as usize;
+    let loss = Loss { chunk_tokens: 16, z_loss: 0.0, sources, counts_matches: true, balancing: None };
+    let program = programs::evaluation(&model, &Recipe::Fp32.into(), &Layout::alone(), BATCH, false, loss);
+    let id = weights.load(program.expect("a program")).expect("loads");
+    let engine = weights.engine();
+    let inputs = [
+        (io::TOKENS, &batch.tokens),
+        (io::POSITIONS, &batch.positions),
+        (io::TARGETS, &batch.targets),
+        (io::SOURCES, &source_of),
+    ];
+    for (name, values) in inputs {
+        engine.write_input(id, name, bytemuck::cast_slice(values)).expect("an input");
+    }
+    engine.write_input(id, io::INV_TARGETS, bytemuck::bytes_of(&1.0_f32)).expect("an input");
+    engine.run(id, Part::Whole).expect("runs");
+    let outputs = engine.outputs(id).expect("outputs");
+    let found: Vec<[f32; 3]> = bytemuck::pod_collect_to_vec(outputs.get(io::SUMS).expect("sums"));
+    assert!(expected.iter().all(|[_, matches]| *matches >= 2.0), "{expected:?}");
+    for (found, [cross_entropy, matches]) in found.iter().zip(&expected) {
+        assert!((f64::from(found[1]) / cross_entropy - 1.0).abs() < 1e-5, "{found:?} {cross_entropy}");
+        assert_eq!(f64::from(found[2]), *matches);
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ pub struct Evaluator {
     id: ProgramId,
     batch: Batch,
     document_mask: bool,
-    /// Sources whose losses are summed separately; 0 sums all together.
+    /// Number of sources of the text.
     sources: usize,
     /// True if ranks exchange weights in it, so that all run it equally often.
     is_collective: bool,
@@ -36,9 +36,9 @@ impl Evaluator {
         chunk_tokens: usize,
         sources: usize,
     ) -> Result<Self, LearnError> {
-        let sources = if sources > 1 { sources } else { 0 };
+        let sources = sources.max(1);
         let (model, numerics, layout) = (weights.model(), weights.numerics(), weights.layout());
-        let loss = Loss { chunk_tokens, z_loss: 0.0, sources, balancing: None };
+        let loss = Loss { chunk_tokens, z_loss: 0.0, sources, counts_matches: true, balancing: None };
         let program = programs::evaluation(model, numerics, layout, batch, document_mask, loss)?;
         let is_collective = program.instances.iter().any(|i| i.code.op().collective().is_some());
         Ok(Evaluator { id: weights.load(program)?, batch, document_mask, sources, is_collective })
@@ -58,7 +58,10 @@ impl Evaluator {
         let sequences = self.batch.sequences;
         let batch = validation.batch(first, sequences)?;
         let (mut of_sources, mut source_of) = (vec![0; self.sources], Vec::new());
-        if self.sources > 0 {
+        if self.sources == 1 {
+            of_sources[0] = batch.valid_targets;
+            source_of.resize(batch.targets.len(), 0);
+        } else {
             let sources = validation.sources(first..first + sequences as u64)?;
             for (row, source) in batch.targets.chunks(self.batch.seq_len).zip(sources) {
                 // Rows that pad the batch have no targets.
@@ -71,7 +74,7 @@ impl Evaluator {
         Ok(OwnBatch::Launched { ticket, has_batch, targets: batch.valid_targets, of_sources })
     }
 
-    /// Launches a batch, with the source of each token if losses are summed by source.
+    /// Launches a batch, with the source of each token.
     fn put(
         &self,
         weights: &mut Weights,
@@ -80,9 +83,7 @@ impl Evaluator {
     ) -> Result<Ticket, LearnError> {
         let engine = weights.engine();
         feed(engine, self.id, batch, self.document_mask, TokenCounts::full(1))?;
-        if self.sources > 0 {
-            engine.write_input(self.id, io::SOURCES, bytemuck::cast_slice(source_of))?;
-        }
+        engine.write_input(self.id, io::SOURCES, bytemuck::cast_slice(source_of))?;
         engine.run(self.id, Part::Whole)?;
         Ok(engine.fetch(self.id)?)
     }
@@ -96,15 +97,15 @@ impl Evaluator {
             return Ok(empty);
         }
         let loss_sum = bytemuck::pod_read_unaligned::<f32>(outputs.get(io::LOSS)?).into();
-        let mut sources = Vec::new();
-        if self.sources > 0 {
-            // The second of each pair is the cross-entropy.
-            let sums: Vec<[f32; 2]> = bytemuck::pod_collect_to_vec(outputs.get(io::SUMS)?);
-            let of_source =
-                |(targets, [_, sum]): (usize, [f32; 2])| SourceTally { targets, loss_sum: sum.into() };
-            sources.extend(of_sources.into_iter().zip(sums).map(of_source));
-        }
-        Ok(Sums { is_of_a_batch: true, all: SourceTally { targets, loss_sum }, sources })
+        let sums: Vec<[f32; 3]> = bytemuck::pod_collect_to_vec(outputs.get(io::SUMS)?);
+        let of_source = |(targets, [_, cross_entropy, matches]): (usize, [f32; 3])| SourceTally {
+            targets,
+            loss_sum: cross_entropy.into(),
+            matches: matches as usize,
+        };
+        let sources: Vec<_> = of_sources.into_iter().zip(sums).map(of_source).collect();
+        let matches = sources.iter().map(|source| source.matches).sum();
+        Ok(Sums { is_of_a_batch: true, all: SourceTally { targets, loss_sum, matches }, sources })
     }
 
     /// Waits for a round and adds the batches of all ranks in order. Returns true if a rank asks to stop.
@@ -212,18 +213,21 @@ impl Sums {
     /// As a message for other ranks.
     fn message(&self, stop_request: bool) -> Vec<u64> {
         let sums = std::iter::once(&self.all).chain(&self.sources);
-        let sums = sums.flat_map(|sum| [sum.targets as u64, sum.loss_sum.to_bits()]);
+        let sums = sums.flat_map(|sum| [sum.targets as u64, sum.loss_sum.to_bits(), sum.matches as u64]);
         [u64::from(stop_request), u64::from(self.is_of_a_batch)].into_iter().chain(sums).collect()
     }
 
     /// The stop request of a rank, and the sums of its batch.
     fn from_message(message: &[u64]) -> (bool, Sums) {
-        let sum =
-            |pair: &[u64; 2]| SourceTally { targets: pair[0] as usize, loss_sum: f64::from_bits(pair[1]) };
-        let [flags, sums @ ..] = message.as_chunks().0 else { return (false, Sums::default()) };
-        let mut sums = sums.iter().map(sum);
+        let sum = |&[targets, loss_sum, matches]: &[u64; 3]| SourceTally {
+            targets: targets as usize,
+            loss_sum: f64::from_bits(loss_sum),
+            matches: matches as usize,
+        };
+        let [stop_request, is_of_a_batch, sums @ ..] = message else { return (false, Sums::default()) };
+        let mut sums = sums.as_chunks().0.iter().map(sum);
         let all = sums.next().unwrap_or_default();
-        (flags[0] != 0, Sums { is_of_a_batch: flags[1] != 0, all, sources: sums.collect() })
+        (*stop_request != 0, Sums { is_of_a_batch: *is_of_a_batch != 0, all, sources: sums.collect() })
     }
 }
 
@@ -239,7 +243,10 @@ pub struct Tally {
     pub targets: usize,
     /// Sum of the targets' cross-entropies, in nats.
     pub loss_sum: f64,
-    /// The part of each source, where there are several.
+    /// Targets that are the likeliest token.
+    #[serde(default)]
+    pub matches: usize,
+    /// The part of each source. Empty in a tally of an earlier version, which starts again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceTally>,
 }
@@ -252,17 +259,26 @@ pub struct SourceTally {
     pub targets: usize,
     /// The sum of their cross-entropies, in nats.
     pub loss_sum: f64,
+    /// Targets that are the likeliest token; counted in evaluations alone.
+    #[serde(default)]
+    pub matches: usize,
 }
 
 impl SourceTally {
-    pub(crate) fn add(&mut self, sum: f64, targets: usize) {
-        self.loss_sum += sum;
-        self.targets += targets;
+    pub(crate) fn add(&mut self, other: SourceTally) {
+        self.loss_sum += other.loss_sum;
+        self.targets += other.targets;
+        self.matches += other.matches;
     }
 
     /// The mean cross-entropy of its targets, in nats; `None` without any.
     pub fn mean(&self) -> Option<f64> {
         (self.targets > 0).then(|| self.loss_sum / self.targets as f64)
+    }
+
+    /// The share of its targets that are the likeliest token, 0 to 1; `None` without any.
+    pub fn token_accuracy(&self) -> Option<f64> {
+        (self.targets > 0).then(|| self.matches as f64 / self.targets as f64)
     }
 }
 
@@ -271,9 +287,10 @@ impl Tally {
     fn add(&mut self, sums: &Sums, sequences: u64) {
         self.loss_sum += sums.all.loss_sum;
         self.targets += sums.all.targets;
+        self.matches += sums.all.matches;
         self.sequences = self.of.min(self.sequences + sequences);
         for (own, sum) in self.sources.iter_mut().zip(&sums.sources).filter(|(_, sum)| sum.targets > 0) {
-            own.add(sum.loss_sum, sum.targets);
+            own.add(*sum);
         }
     }
 
@@ -285,5 +302,10 @@ impl Tally {
     /// Mean cross-entropy of these targets, in nats; 0 without any.
     pub fn mean(&self) -> f64 {
         self.loss_sum / self.targets.max(1) as f64
+    }
+
+    /// The share of these targets that are the likeliest token, 0 to 1; 0 without any.
+    pub fn token_accuracy(&self) -> f64 {
+        self.matches as f64 / self.targets.max(1) as f64
     }
 }

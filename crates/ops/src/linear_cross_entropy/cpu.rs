@@ -64,8 +64,8 @@ pub(super) struct WrittenMemory<'a, 'm> {
 impl<'a, 'm> WrittenMemory<'a, 'm> {
     pub(super) fn split(loss: &LinearCrossEntropy, outputs: &'a mut [ViewMut<'m>]) -> Self {
         let (scalars, rest) = outputs.split_at_mut(2);
-        let (output, rest) = rest.split_at_mut(usize::from(loss.terms));
-        let (grads, workspace) = rest.split_at_mut(rest.len() - 1 - usize::from(!loss.terms));
+        let (output, rest) = rest.split_at_mut(loss.outputs() - 2);
+        let (grads, workspace) = rest.split_at_mut(rest.len() - 1 - usize::from(!loss.terms.are_output()));
         match (output, workspace) {
             ([terms], [logits]) | ([], [terms, logits]) => WrittenMemory { scalars, terms, grads, logits },
             _ => unreachable!("the terms are an output or workspace"),
@@ -94,6 +94,7 @@ fn chunks<T: Real>(
         inv_targets: inv_targets.scalar(),
         z_loss: T::from_f64(f64::from(loss.z_loss)),
         gradients: grads.dx.is_some() || grads.dw.is_some(),
+        columns: loss.terms.columns(),
     };
     let w_vd = MatmulOperand::new(*w, v, d);
     let Grads { mut dx, mut dw } = grads;
@@ -112,7 +113,7 @@ fn chunks<T: Real>(
         let x_cd = MatmulOperand::new(x_cd, c, d);
         let mut logits = logits.slice_mut(0..c * v);
         matmul(x_cd, w_vd.t(), &mut logits, Addend::None);
-        let mut terms = terms.slice_mut(2 * first..2 * tokens.end);
+        let mut terms = terms.slice_mut(rows.columns * first..rows.columns * tokens.end);
         rows.run_chunk(&mut logits, targets_c, &mut terms);
         let dlogits_cv = MatmulOperand::new(logits.view(), c, v);
         if let Some(dx) = &mut dx {
@@ -199,6 +200,8 @@ pub(super) struct LogitRows<T> {
     pub(super) z_loss: T,
     /// True if logits are replaced by their gradients.
     pub(super) gradients: bool,
+    /// Columns of the terms; the third one is computed if there is one.
+    pub(super) columns: usize,
 }
 
 impl<T: Real> LogitRows<T> {
@@ -215,7 +218,7 @@ impl<T: Real> LogitRows<T> {
         let any = targets.iter().any(|&target| target != IGNORED);
         let terms = terms.reals::<T>();
         for (k, scalar) in scalars.iter_mut().enumerate() {
-            let total: f64 = terms.chunks_exact(2).map(|terms| terms[k].f64()).sum();
+            let total: f64 = terms.chunks_exact(self.columns).map(|terms| terms[k].f64()).sum();
             let mean = if any { T::from_f64(self.inv_targets.f64() * total) } else { T::ZERO };
             scalar.store(&[mean]);
         }
@@ -225,9 +228,9 @@ impl<T: Real> LogitRows<T> {
     fn run_all(&self, mut logits: ViewMut<'_>, targets: &[i32], terms: &mut [T]) {
         let v = logits.ty.numel() / targets.len();
         let mut each = |logits: &mut [T]| {
-            let rows = logits.chunks_exact_mut(v).zip(terms.chunks_exact_mut(2));
+            let rows = logits.chunks_exact_mut(v).zip(terms.chunks_exact_mut(self.columns));
             rows.zip(targets).for_each(|((logits, terms), &target)| {
-                terms.copy_from_slice(&self.run(logits, target));
+                terms.copy_from_slice(&self.run(logits, target)[..self.columns]);
             });
         };
         if self.gradients {
@@ -239,12 +242,13 @@ impl<T: Real> LogitRows<T> {
         each(&mut copy);
     }
 
-    /// The token's terms of the objective and of the cross-entropy, before the division. The logits become
-    /// their gradients if these are wanted, else their contents are of no use.
-    fn run(&self, logits: &mut [T], target: i32) -> [T; 2] {
+    /// The token's terms of the objective and of the cross-entropy, before the division, and whether its target
+    /// is the likeliest token. The logits become their gradients if these are wanted, else their contents are
+    /// of no use.
+    fn run(&self, logits: &mut [T], target: i32) -> [T; 3] {
         if target == IGNORED {
             logits.fill(T::ZERO);
-            return [T::ZERO; 2];
+            return [T::ZERO; 3];
         }
         let target = target as usize;
         vectorized(
@@ -252,6 +256,9 @@ impl<T: Real> LogitRows<T> {
             || {
                 // With the maximum subtracted, every exponent is at most 0, so nothing overflows.
                 let max_logit = max(logits);
+                let is_likeliest = self.columns > 2
+                    && logits[target] == max_logit
+                    && logits[..target].iter().all(|logit| *logit != max_logit);
                 let correct = logits[target] - max_logit;
                 let total = exponentials(logits, max_logit, Rounding::None);
                 let log_total = total.ln();
@@ -264,7 +271,8 @@ impl<T: Real> LogitRows<T> {
                     }
                     logits[target] -= self.inv_targets;
                 }
-                [cross_entropy + self.z_loss * lse * lse, cross_entropy]
+                let is_likeliest = if is_likeliest { T::ONE } else { T::ZERO };
+                [cross_entropy + self.z_loss * lse * lse, cross_entropy, is_likeliest]
             },
         )
     }

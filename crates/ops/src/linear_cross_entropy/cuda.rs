@@ -42,6 +42,7 @@ kernel_struct! {
         terms: DevicePtr,
         stride: u64,
         v: u32,
+        columns: u32,
         inv_targets_bf16: u32,
         z_loss: f32,
     }
@@ -55,6 +56,7 @@ kernel_struct! {
         objective: DevicePtr,
         cross_entropy: DevicePtr,
         tokens: u64,
+        columns: u32,
         inv_targets_bf16: u32,
         add_objective: u32,
         add_cross_entropy: u32,
@@ -97,7 +99,7 @@ pub(super) fn terms_of<'a>(
     loss: &LinearCrossEntropy,
     operands: &Operands<'a>,
 ) -> (CudaTensor, &'a [CudaTensor]) {
-    if loss.terms {
+    if loss.terms.are_output() {
         let CudaOutput { ty, place, .. } = operands.outputs[2];
         return (CudaTensor { ty, place }, operands.workspace);
     }
@@ -222,9 +224,10 @@ impl Chunks<'_> {
             logits: self.logits.place,
             targets: self.targets_t.place.offset(DType::I32.bytes(tokens.start)),
             inv_targets: self.inv_targets.place,
-            terms: self.terms.place.offset(DType::F32.bytes(2 * tokens.start)),
+            terms: self.terms.place.offset(DType::F32.bytes(self.columns() * tokens.start)),
             stride: self.stride() as u64,
             v: self.v as u32,
+            columns: self.columns() as u32,
             inv_targets_bf16: self.inv_targets_bf16(),
             z_loss: self.z_loss,
         };
@@ -283,6 +286,7 @@ impl Chunks<'_> {
             objective: objective.place,
             cross_entropy: cross_entropy.place,
             tokens: self.x_td.ty.shape[0] as u64,
+            columns: self.columns() as u32,
             inv_targets_bf16: self.inv_targets_bf16(),
             add_objective: objective.accumulate.into(),
             add_cross_entropy: cross_entropy.accumulate.into(),
@@ -291,6 +295,11 @@ impl Chunks<'_> {
         // SAFETY: the kernel takes one `SumArguments`; there are terms and targets for `tokens` tokens, and
         // the outputs are f32 scalars.
         Ok(unsafe { Work::launch(sum, Launch::row(1, SUM_THREADS), arguments) })
+    }
+
+    /// Columns of the terms.
+    fn columns(&self) -> usize {
+        self.terms.ty.shape[1]
     }
 
     fn inv_targets_bf16(&self) -> u32 {

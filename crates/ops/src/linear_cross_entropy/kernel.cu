@@ -23,16 +23,18 @@ struct RowArguments {
     const int* targets;
     // An f32 or bf16 scalar.
     const void* inv_targets;
-    // [rows, 2]: terms of the objective and of the cross-entropy, not yet multiplied by inv_targets.
+    // [rows, columns]: terms of the objective and of the cross-entropy, not yet multiplied by inv_targets. Of
+    // three columns, the last is 1 if the target is the likeliest token.
     float* terms;
     u64 stride;
     u32 v;
+    u32 columns;
     u32 inv_targets_bf16;
     float z_loss;
 };
 
 struct SumArguments {
-    // [tokens, 2]
+    // [tokens, columns], of which the first two are summed.
     const float* terms;
     // [tokens]
     const int* targets;
@@ -40,6 +42,7 @@ struct SumArguments {
     float* objective;
     float* cross_entropy;
     u64 tokens;
+    u32 columns;
     u32 inv_targets_bf16;
     u32 add_objective;
     u32 add_cross_entropy;
@@ -107,11 +110,11 @@ template <class T> __device__ __forceinline__ void ignore(T* row, u32 v) {
 template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const RowArguments& args) {
     __shared__ float space[32];
     T* row = (T*)args.logits + blockIdx.x * args.stride;
-    float* terms = args.terms + 2 * (u64)blockIdx.x;
+    float* terms = args.terms + args.columns * (u64)blockIdx.x;
     int target = args.targets[blockIdx.x];
     if (target == IGNORED) {
         if (GRADIENTS) ignore(row, args.v);
-        if (threadIdx.x < 2) terms[threadIdx.x] = 0.0f;
+        if (threadIdx.x < args.columns) terms[threadIdx.x] = 0.0f;
         return;
     }
     // The data loader refuses targets outside of the vocabulary. If one occurs, the row is not accessed with
@@ -144,6 +147,16 @@ template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const Row
     }
     float top = block_max<ROW_THREADS>(max_logit, space);
     total = block_sum<ROW_THREADS>(total * exponential(max_logit - top), space);
+    if (args.columns == 3) {
+        // All threads of the block agree on the condition, so all or none reach the barrier.
+        int lower_id = 0;
+        bool is_highest = correct == top;
+        if (is_highest) {
+            for (u32 i = threadIdx.x; i < (u32)target; i += ROW_THREADS) lower_id |= widen(row[i]) == top;
+            lower_id = __syncthreads_or(lower_id);
+        }
+        if (threadIdx.x == 0) terms[2] = is_highest && !lower_id ? 1.0f : 0.0f;
+    }
     correct -= top;
     float log_total = logf(total);
     float lse = top + log_total, cross_entropy = log_total - correct;
@@ -191,9 +204,9 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_terms(SumArguments
     int any = 0;
 #pragma unroll 4
     for (u64 token = threadIdx.x; token < args.tokens; token += SUM_THREADS) {
-        Vec<float, 2> terms = ((const Vec<float, 2>*)args.terms)[token];
-        objective += terms.v[0];
-        cross_entropy += terms.v[1];
+        const float* terms = args.terms + args.columns * token;
+        objective += terms[0];
+        cross_entropy += terms[1];
         any |= args.targets[token] != IGNORED;
     }
     space[0][threadIdx.x] = objective;

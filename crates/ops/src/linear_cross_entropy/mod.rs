@@ -42,15 +42,38 @@ pub const IGNORED: i32 = -100;
 /// are ignored. The z-loss is PaLM's (arXiv 2204.02311, section 5).
 ///
 /// terms are `[t, 2]` in the type of the scalars: the terms of each token in the two sums, 0 if its target is
-/// ignored. They do not accumulate.
+/// ignored. A third column may say whether the target is the likeliest token. They do not accumulate.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearCrossEntropy {
     /// Maximum number of tokens in a chunk, at least 1. Chunks have equal lengths, up to one token.
     pub chunk_tokens: usize,
     /// Weight of lse^2; 0 turns the z-loss off.
     pub z_loss: f32,
-    /// True if terms are an output.
-    pub terms: bool,
+    /// The terms that are an output.
+    pub terms: Terms,
+}
+
+/// The terms of each token that are an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Terms {
+    /// None.
+    None,
+    /// `[t, 2]`: those of the objective and of the cross-entropy.
+    Losses,
+    /// `[t, 3]`: these, then 1 if the target's logit is the highest and no lower id has the same, else 0.
+    LossesAndMatches,
+}
+
+impl Terms {
+    /// Columns of the terms.
+    fn columns(self) -> usize {
+        if self == Terms::LossesAndMatches { 3 } else { 2 }
+    }
+
+    /// True if they are an output.
+    fn are_output(self) -> bool {
+        self != Terms::None
+    }
 }
 
 /// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy[, terms][, dx_td][, dw_vd])`: the loss
@@ -104,12 +127,17 @@ impl LinearCrossEntropy {
 
     /// The terms, unless they are an output.
     fn terms_workspace(&self, x: TensorType) -> Option<TensorType> {
-        (!self.terms).then(|| terms(x))
+        (!self.terms.are_output()).then(|| self.terms_type(x))
+    }
+
+    /// Type of the terms of the tokens `x`.
+    fn terms_type(&self, x: TensorType) -> TensorType {
+        TensorType::new(x.dtype.compute(), [x.shape[0], self.terms.columns()])
     }
 
     /// Number of outputs before the gradients.
     fn outputs(&self) -> usize {
-        2 + usize::from(self.terms)
+        2 + usize::from(self.terms.are_output())
     }
 
     /// The ranges of tokens of the chunks: as few as possible, with lengths that differ by one at most.
@@ -131,11 +159,6 @@ impl LinearCrossEntropy {
     }
 }
 
-/// Type of the terms of the tokens `x`.
-fn terms(x: TensorType) -> TensorType {
-    TensorType::new(x.dtype.compute(), [x.shape[0], 2])
-}
-
 impl Op for LinearCrossEntropy {
     fn name(&self) -> &'static str {
         "linear_cross_entropy"
@@ -146,7 +169,10 @@ impl Op for LinearCrossEntropy {
         self.check()?;
         self.extents(inputs)?;
         let scalar = TensorType::new(inputs[0].dtype.compute(), []);
-        Ok([scalar, scalar].into_iter().chain(self.terms.then(|| terms(inputs[0]))).collect())
+        Ok([scalar, scalar]
+            .into_iter()
+            .chain(self.terms.are_output().then(|| self.terms_type(inputs[0])))
+            .collect())
     }
 
     fn operand(&self, input: usize) -> Operand {

@@ -1,13 +1,13 @@
 //! Samples of [`LinearCrossEntropy`] and [`LinearCrossEntropyGrad`].
 
-use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
+use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad, Terms};
 use crate::samples::{Fill, Sample, SampleInput, Sampled};
 use xtrain_tensor::DType;
 
 impl Sampled for LinearCrossEntropy {
     fn samples() -> Vec<Sample> {
         let sample = |chunk_tokens, z_loss, inputs: [SampleInput; 4]| {
-            Sample::forward(LinearCrossEntropy { chunk_tokens, z_loss, terms: false }, inputs).loss()
+            Sample::forward(LinearCrossEntropy { chunk_tokens, z_loss, terms: Terms::None }, inputs).loss()
         };
         vec![
             sample(100, 0.0, sample_inputs(5, 11, &[0, 10, 3, 3, 7])),
@@ -15,23 +15,27 @@ impl Sampled for LinearCrossEntropy {
             sample(1, 1e-4, sample_inputs(3, 5, &[4, 0, IGNORED])),
             sample(2, 0.1, sample_inputs(3, 5, &[IGNORED; 3])),
             Sample::forward(
-                LinearCrossEntropy { chunk_tokens: 3, z_loss: 0.1, terms: true },
+                LinearCrossEntropy { chunk_tokens: 3, z_loss: 0.1, terms: Terms::Losses },
                 sample_inputs(9, 17, &[16, IGNORED, 0, 5, 2]),
             )
             .loss(),
+            matches(11, 3),
         ]
     }
 
     fn large() -> Sample {
-        Sample::forward(LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2, terms: false }, large_inputs())
-            .loss()
+        Sample::forward(
+            LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2, terms: Terms::None },
+            large_inputs(),
+        )
+        .loss()
     }
 
     /// More tokens than the launch that sums them has threads; the last token of each thread is ignored.
     fn gpu_samples() -> Vec<Sample> {
         let targets: Vec<i32> = (0..3000).map(|t| if t < 1924 { t % 5 } else { IGNORED }).collect();
-        let op = LinearCrossEntropy { chunk_tokens: 1024, z_loss: 0.1, terms: false };
-        vec![Sample::forward(op, sample_inputs(3, 5, &targets)).loss()]
+        let op = LinearCrossEntropy { chunk_tokens: 1024, z_loss: 0.1, terms: Terms::None };
+        vec![Sample::forward(op, sample_inputs(3, 5, &targets)).loss(), matches(5003, 4)]
     }
 }
 
@@ -42,10 +46,10 @@ impl Sampled for LinearCrossEntropyGrad {
             let inputs = sample_inputs(9, 17, &[16, IGNORED, 0, 5, 5, IGNORED, 2, 8, 1]);
             Sample::plain(LinearCrossEntropyGrad { loss, dx, dw }, inputs)
         };
-        let sample = |dx, dw| sample_with(false, dx, dw);
+        let sample = |dx, dw| sample_with(Terms::None, dx, dw);
         // Rows so wide that the GPU kernel loops over them several times, the last time not fully.
         let wide = LinearCrossEntropyGrad {
-            loss: LinearCrossEntropy { chunk_tokens: 2, z_loss: 1e-3, terms: false },
+            loss: LinearCrossEntropy { chunk_tokens: 2, z_loss: 1e-3, terms: Terms::None },
             dx: true,
             dw: Some(DType::F32),
         };
@@ -56,16 +60,32 @@ impl Sampled for LinearCrossEntropyGrad {
             sample(true, Some(DType::F32)),
             sample(true, None),
             sample(false, Some(DType::F32)),
-            sample_with(true, true, Some(DType::F32)),
-            sample_with(true, false, Some(DType::F32)),
+            sample_with(Terms::Losses, true, Some(DType::F32)),
+            sample_with(Terms::Losses, false, Some(DType::F32)),
             Sample::plain(wide, wide_inputs),
         ]
     }
 
     fn large() -> Sample {
-        let loss = LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2, terms: false };
+        let loss = LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2, terms: Terms::None };
         Sample::plain(LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) }, large_inputs())
     }
+}
+
+/// A loss with matches. Logits are values of the weight, exact in every type, so that the highest one is the
+/// same for all kernels, and in bf16 many are equal. The targets are the first and the last of the highest
+/// logits, another one, none, and the vocabulary's ends.
+fn matches(vocab: usize, chunk_tokens: usize) -> Sample {
+    let logits: Vec<f64> = (0..vocab).map(|id| (id * 7 % 10) as f64 / 4.0 - 1.0).collect();
+    let highest = |id: &usize| logits[*id] == 1.25;
+    let ids = || (0..vocab).filter(highest).map(|id| id as i32);
+    let targets =
+        [ids().next().unwrap_or(0), ids().next_back().unwrap_or(0), 1, IGNORED, 0, vocab as i32 - 1];
+    let mut inputs = sample_inputs(1, vocab, &targets);
+    inputs[0].fill = Fill::Values(vec![1.0; targets.len()]);
+    inputs[1].fill = Fill::Values(logits);
+    let op = LinearCrossEntropy { chunk_tokens, z_loss: 0.1, terms: Terms::LossesAndMatches };
+    Sample::forward(op, inputs).loss()
 }
 
 fn large_inputs() -> [SampleInput; 4] {

@@ -1,6 +1,6 @@
 //! Tests of the chunked loss against a naive one in f64, and of its edge cases.
 
-use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
+use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad, Terms};
 use crate::PassSet;
 use crate::check::seed as fresh_seed;
 use crate::registry::cpu_kernels;
@@ -127,7 +127,7 @@ fn agrees_with_the_formulas() {
         let seed = fresh_seed();
         for (dtype, bar) in [(DType::F64, 1e-13), (DType::F32, 3e-6)] {
             let case = Case::random(dtype, t, d, v, seed);
-            let found = case.run(LinearCrossEntropy { chunk_tokens, z_loss, terms: false });
+            let found = case.run(LinearCrossEntropy { chunk_tokens, z_loss, terms: Terms::None });
             assert_near(&found, &case.reference(z_loss, |x| x), bar, &format!("{dtype} {t} {d} {v}"));
         }
     }
@@ -146,7 +146,7 @@ fn bf16_rounds_logits_and_their_gradients_and_nothing_between() {
     };
     let targets: Vec<i32> = (0..t as i32).map(|i| if i % 5 == 2 { IGNORED } else { i * 7 }).collect();
     let case = Case::with_targets(grid(t, 1.0 / 8.0, 0), grid(v, 1.0 / 16.0, 1), &targets);
-    let found = case.run(LinearCrossEntropy { chunk_tokens: 8, z_loss: 1e-3, terms: false });
+    let found = case.run(LinearCrossEntropy { chunk_tokens: 8, z_loss: 1e-3, terms: Terms::None });
     let rounded = case.reference(1e-3, |x| f64::from(round_bf16(x as f32)));
     assert!(error(&[found.objective], &[rounded.objective]) < 1e-6);
     assert!(error(&[found.cross_entropy], &[rounded.cross_entropy]) < 1e-6);
@@ -160,7 +160,8 @@ fn bf16_rounds_logits_and_their_gradients_and_nothing_between() {
 #[test]
 fn the_chunk_changes_nothing() {
     let case = Case::random(DType::F64, 38, 70, 301, fresh_seed());
-    let in_chunks = |chunk_tokens| case.run(LinearCrossEntropy { chunk_tokens, z_loss: 1e-2, terms: false });
+    let in_chunks =
+        |chunk_tokens| case.run(LinearCrossEntropy { chunk_tokens, z_loss: 1e-2, terms: Terms::None });
     let whole = in_chunks(38);
     for chunk_tokens in [2, 3, 5, 16, 37, 1000] {
         let found = in_chunks(chunk_tokens);
@@ -175,7 +176,7 @@ fn the_chunk_changes_nothing() {
 #[test]
 fn chunks_are_within_the_limit_and_of_equal_length() {
     for (tokens, chunk_tokens) in [(1, 1), (101, 10), (10, 4), (64, 64), (7, 1000), (4096, 1024)] {
-        let loss = LinearCrossEntropy { chunk_tokens, z_loss: 0.0, terms: false };
+        let loss = LinearCrossEntropy { chunk_tokens, z_loss: 0.0, terms: Terms::None };
         let chunks: Vec<_> = loss.chunks(tokens).collect();
         assert!(chunks.iter().cloned().flatten().eq(0..tokens), "{chunks:?}");
         let (min, max) = chunks.iter().fold((usize::MAX, 0), |(a, b), c| (a.min(c.len()), b.max(c.len())));
@@ -188,7 +189,7 @@ fn chunks_are_within_the_limit_and_of_equal_length() {
 fn the_loss_does_not_depend_on_the_gradients_that_are_computed() {
     for dtype in [DType::F64, DType::F32, DType::BF16] {
         let case = Case::random(dtype, 23, 19, 301, fresh_seed());
-        let loss = LinearCrossEntropy { chunk_tokens: 7, z_loss: 1e-2, terms: false };
+        let loss = LinearCrossEntropy { chunk_tokens: 7, z_loss: 1e-2, terms: Terms::None };
         let forward = run(&loss, &case.inputs());
         let out = dtype.compute();
         let all = run(&LinearCrossEntropyGrad { loss, dx: true, dw: Some(out) }, &case.inputs());
@@ -204,8 +205,8 @@ fn the_loss_does_not_depend_on_the_gradients_that_are_computed() {
 #[test]
 fn the_terms_of_the_tokens_add_up_to_the_loss() {
     let case = Case::random(DType::F32, 13, 8, 17, fresh_seed());
-    let loss = LinearCrossEntropy { chunk_tokens: 5, z_loss: 0.1, terms: true };
-    let without = LinearCrossEntropy { terms: false, ..loss };
+    let loss = LinearCrossEntropy { chunk_tokens: 5, z_loss: 0.1, terms: Terms::Losses };
+    let without = LinearCrossEntropy { terms: Terms::None, ..loss };
     for (dx, dw) in [(true, Some(DType::F32)), (false, Some(DType::F32)), (true, None)] {
         let outputs = |loss| run(&LinearCrossEntropyGrad { loss, dx, dw }, &case.inputs());
         let (mut with, plain) = (outputs(loss), outputs(without));
@@ -223,6 +224,32 @@ fn the_terms_of_the_tokens_add_up_to_the_loss() {
 }
 
 #[test]
+fn a_target_matches_if_its_logit_is_the_highest_and_the_first_of_equal_ones() {
+    for dtype in [DType::F64, DType::F32, DType::BF16] {
+        let x = HostTensor::from_f64(TensorType::new(dtype, [6, 1]), &[1.0, 1.0, 1.0, -1.0, 1.0, 0.0]);
+        let w = HostTensor::from_f64(TensorType::new(dtype, [5, 1]), &[1.0, 3.0, 3.0, 2.0, -4.0]);
+        let case = Case::with_targets(x, w, &[1, 2, 3, 4, IGNORED, 0]);
+        let loss = LinearCrossEntropy { chunk_tokens: 4, z_loss: 0.1, terms: Terms::LossesAndMatches };
+        let losses = LinearCrossEntropy { terms: Terms::Losses, ..loss };
+        for gradients in [false, true] {
+            let outputs = |loss| match gradients {
+                false => run(&loss, &case.inputs()),
+                true => run(&LinearCrossEntropyGrad { loss, dx: true, dw: None }, &case.inputs()),
+            };
+            let (with, without) = (outputs(loss), outputs(losses));
+            let (terms, expected) = (with[2].to_f64(), without[2].to_f64());
+            let columns = |k| terms.chunks_exact(3).map(|terms| terms[k]).collect::<Vec<f64>>();
+            assert_eq!(columns(2), [1.0, 0.0, 0.0, 1.0, 0.0, 1.0], "{dtype}");
+            let of_losses: Vec<f64> = terms.chunks_exact(3).flat_map(|terms| [terms[0], terms[1]]).collect();
+            assert_eq!(of_losses, expected, "{dtype}");
+            assert!(
+                with.iter().zip(&without).enumerate().all(|(k, (a, b))| k == 2 || a.bytes() == b.bytes())
+            );
+        }
+    }
+}
+
+#[test]
 fn ignored_tokens_change_nothing() {
     let (t, d, v, seed) = (12, 5, 31, fresh_seed());
     let targets: Vec<i32> = (0..t as i32).map(|i| if i % 3 == 0 { IGNORED } else { i }).collect();
@@ -231,7 +258,7 @@ fn ignored_tokens_change_nothing() {
     let used_x: Vec<f64> = used.iter().flat_map(|&i| x.to_f64()[i * d..][..d].to_vec()).collect();
     let used_x = HostTensor::from_f64(TensorType::new(DType::F64, [used.len(), d]), &used_x);
     let used_targets: Vec<i32> = used.iter().map(|&i| targets[i]).collect();
-    let loss = LinearCrossEntropy { chunk_tokens: 5, z_loss: 0.1, terms: false };
+    let loss = LinearCrossEntropy { chunk_tokens: 5, z_loss: 0.1, terms: Terms::None };
     let all = Case::with_targets(x, w.clone(), &targets).run(loss);
     let alone = Case::with_targets(used_x, w, &used_targets).run(loss);
     assert!(error(&[all.objective], &[alone.objective]) < 1e-14);
@@ -247,7 +274,7 @@ fn ignored_tokens_change_nothing() {
 #[test]
 fn tokens_without_a_target_are_not_read_and_few_with_one_are_enough() {
     let (t, d, v, seed) = (9, 5, 31, fresh_seed());
-    let loss = LinearCrossEntropy { chunk_tokens: 4, z_loss: 0.1, terms: false };
+    let loss = LinearCrossEntropy { chunk_tokens: 4, z_loss: 0.1, terms: Terms::None };
     for used in [&[0][..], &[8], &[3], &[0, 8], &[1, 2, 7], &[0, 1, 2, 3, 5, 6, 7, 8]] {
         let targets: Vec<i32> = (0..t).map(|n| if used.contains(&n) { n } else { IGNORED }).collect();
         let (x, w) =
@@ -277,7 +304,7 @@ fn without_targets_all_outputs_are_zero() {
             &[IGNORED; 7],
         );
         assert!(case.inv_targets.to_f64()[0].is_infinite());
-        let found = case.run(LinearCrossEntropy { chunk_tokens: 3, z_loss: 0.1, terms: false });
+        let found = case.run(LinearCrossEntropy { chunk_tokens: 3, z_loss: 0.1, terms: Terms::None });
         assert!(found.objective == 0.0 && found.cross_entropy == 0.0);
         assert!(found.dx_td.iter().chain(&found.dw_vd).all(|&g| g == 0.0));
     }
@@ -292,7 +319,7 @@ fn huge_logits_do_not_overflow() {
         let found = Case::with_targets(x, w, &[0, 2]).run(LinearCrossEntropy {
             chunk_tokens: 2,
             z_loss: 0.0,
-            terms: false,
+            terms: Terms::None,
         });
         // 1e4 is 9984 in bf16.
         let huge = if dtype == DType::BF16 { 9984.0 } else { 1e4 };
@@ -311,7 +338,7 @@ fn inputs_that_are_not_finite_make_the_loss_not_finite() {
         let found = Case::with_targets(x, w, &[0, 1]).run(LinearCrossEntropy {
             chunk_tokens: 2,
             z_loss: 0.0,
-            terms: false,
+            terms: Terms::None,
         });
         assert!(
             !found.objective.is_finite() && !found.cross_entropy.is_finite(),
@@ -324,7 +351,7 @@ fn inputs_that_are_not_finite_make_the_loss_not_finite() {
 #[test]
 fn micro_steps_add_to_the_loss_and_to_dw_but_not_to_dx() {
     let case = Case::random(DType::F64, 11, 7, 23, fresh_seed());
-    let loss = LinearCrossEntropy { chunk_tokens: 4, z_loss: 1e-2, terms: false };
+    let loss = LinearCrossEntropy { chunk_tokens: 4, z_loss: 1e-2, terms: Terms::None };
     let op = LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F64) };
     let once = run(&op, &case.inputs());
     let twice = run_over(&op, &case.inputs(), once.clone(), true);
@@ -341,7 +368,7 @@ fn threads_change_no_bit_of_large_operands() {
     for dtype in [DType::F32, DType::BF16] {
         let case = Case::random(dtype, 150, 70, 2003, fresh_seed());
         let op = LinearCrossEntropyGrad {
-            loss: LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-3, terms: false },
+            loss: LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-3, terms: Terms::None },
             dx: true,
             dw: Some(DType::F32),
         };
@@ -359,7 +386,7 @@ fn threads_change_no_bit_of_large_operands() {
 fn a_target_past_the_vocabulary_is_our_bug() {
     let case =
         Case::with_targets(normal(DType::F32, [2, 3], 1.0, 1), normal(DType::F32, [7, 3], 1.0, 2), &[0, 7]);
-    case.run(LinearCrossEntropy { chunk_tokens: 2, z_loss: 0.0, terms: false });
+    case.run(LinearCrossEntropy { chunk_tokens: 2, z_loss: 0.0, terms: Terms::None });
 }
 
 #[test]
@@ -371,7 +398,7 @@ fn wrong_operands_are_named() {
         let OpError(message) = loss.infer(&types).expect_err(expected);
         assert!(message.contains(expected), "{message}");
     };
-    let loss = LinearCrossEntropy { chunk_tokens: 2, z_loss: 0.0, terms: false };
+    let loss = LinearCrossEntropy { chunk_tokens: 2, z_loss: 0.0, terms: Terms::None };
     refuse(loss, 0, TensorType::new(DType::F32, [4]), "x must be a matrix, not f32[4]");
     refuse(loss, 0, TensorType::new(DType::F32, [0, 3]), "must not be empty");
     refuse(loss, 1, TensorType::new(DType::F32, [5, 4]), "x has 3 columns, but the weight f32[5, 4] takes 4");
@@ -398,7 +425,7 @@ fn differentiate(
         tracer.input("inv_targets", TensorType::new(DType::F32, [])),
     ];
     let outputs = tracer
-        .apply(LinearCrossEntropy { chunk_tokens: 2, z_loss: 0.0, terms: false }, &inputs)
+        .apply(LinearCrossEntropy { chunk_tokens: 2, z_loss: 0.0, terms: Terms::None }, &inputs)
         .expect("traces");
     let mut program = precision::apply(tracer.finish(), precision).expect("the types fit");
     let roots = roots(&mut program, &outputs);
@@ -463,7 +490,7 @@ fn sorted(mut lengths: Vec<usize>) -> Vec<usize> {
 #[test]
 fn the_cost_counts_the_chunks_that_are_computed() {
     for (tokens, chunk_tokens) in [(1, 1), (7, 3), (8, 4), (100, 7), (100, 128), (4096, 1000), (129, 2)] {
-        let loss = LinearCrossEntropy { chunk_tokens, z_loss: 0.0, terms: false };
+        let loss = LinearCrossEntropy { chunk_tokens, z_loss: 0.0, terms: Terms::None };
         let counted = loss.chunk_lengths(tokens);
         let counted = counted.into_iter().flat_map(|(length, count)| vec![length; count]).collect();
         let chunks = loss.chunks(tokens).map(|chunk| chunk.len()).collect();
@@ -479,7 +506,7 @@ fn a_smaller_chunk_reads_the_weights_gradient_more_often_and_computes_as_much() 
         [x, w, TensorType::new(DType::I32, [t]), TensorType::new(DType::F32, [])]
     };
     let cost = |chunk_tokens| {
-        let loss = LinearCrossEntropy { chunk_tokens, z_loss: 0.0, terms: false };
+        let loss = LinearCrossEntropy { chunk_tokens, z_loss: 0.0, terms: Terms::None };
         LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) }.cost(&types(960), &[])
     };
     for (chunk, chunks) in [(960, 1), (240, 4), (100, 10)] {

@@ -112,7 +112,8 @@ impl RunTime {
 fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, PlanError> {
     let (spec, config) = (&planned.spec, &planned.resolved.config);
     let mask = config.data.document_mask();
-    let loss = Loss { z_loss: 0.0, sources: 0, balancing: None, ..spec.loss };
+    let sources = spec.loss.sources.max(1);
+    let loss = Loss { z_loss: 0.0, sources, counts_matches: true, balancing: None, ..spec.loss };
     let layout = Layout::from_spec(spec).map_err(LearnError::from)?;
     let program = programs::evaluation(&spec.model, &spec.numerics(), &layout, spec.batch, mask, loss);
     let program = program.map_err(LearnError::from)?;

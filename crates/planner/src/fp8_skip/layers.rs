@@ -90,7 +90,13 @@ impl Blocks {
             attention_output: spec.fp8.attention_output,
             ..Fp8Overrides::default()
         };
-        let loss = Loss { chunk_tokens: 1024, z_loss: 0.0, sources: 0, balancing: spec.loss.balancing };
+        let loss = Loss {
+            chunk_tokens: 1024,
+            z_loss: 0.0,
+            sources: 0,
+            counts_matches: false,
+            balancing: spec.loss.balancing,
+        };
         let parallel = Parallel::ALONE;
         let spec = TrainingSpec { fp8, loss, reference: false, parallel, ..spec.with_model(model) };
         Blocks { spec, micro_steps }

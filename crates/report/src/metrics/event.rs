@@ -79,6 +79,9 @@ pub struct EvalMetrics {
     pub loss: f64,
     /// Cross-entropy in bits per byte of text, if the length of the text is known.
     pub bits_per_byte: Option<f64>,
+    /// Share of the evaluated targets that are the likeliest token, 0 to 1; absent in files of earlier
+    /// versions.
+    pub token_accuracy: Option<f64>,
 }
 
 impl EvalMetrics {
@@ -104,6 +107,15 @@ pub struct SourceMetrics {
     pub train_loss: Option<f64>,
     /// Mean cross-entropy of the source's evaluated targets, in nats per token; absent if there were none.
     pub loss: Option<f64>,
+    /// Share of the source's evaluated targets that are the likeliest token, 0 to 1; absent if there were none.
+    pub token_accuracy: Option<f64>,
+}
+
+impl SourceMetrics {
+    /// e to the power of the loss of the evaluated targets.
+    pub fn perplexity(&self) -> Option<f64> {
+        self.loss.map(f64::exp)
+    }
 }
 
 /// Figures of the experts in one reported optimizer step of a mixture-of-experts model.

@@ -20,7 +20,9 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
         Event::Eval(metrics) => {
             let bits = metrics.bits_per_byte.map(|bits| format!("  {bits:.4} bits/byte")).unwrap_or_default();
             let perplexity = format::significant(metrics.perplexity());
-            format!("eval {}  loss {:7.4}  perplexity {perplexity}{bits}", at(metrics.step), metrics.loss)
+            let accuracy = accuracy(metrics.token_accuracy);
+            let (step, loss) = (at(metrics.step), metrics.loss);
+            format!("eval {step}  loss {loss:7.4}  perplexity {perplexity}{bits}{accuracy}")
         }
         Event::Checkpoint(saved) => {
             format!("save {}  {}", at(saved.step), printable::name(&saved.path.to_string_lossy()))
@@ -50,6 +52,8 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
                 loss.map(|loss| format!("  {name} {loss:7.4}")).unwrap_or_default()
             };
             let losses = loss("train_loss", source.train_loss) + &loss("loss", source.loss);
+            let perplexity = source.perplexity().map(|p| format!("  perplexity {}", format::significant(p)));
+            let losses = losses + &perplexity.unwrap_or_default() + &accuracy(source.token_accuracy);
             let tokens = source
                 .tokens
                 .map(|tokens| format!("  {} tokens", format::count(tokens as f64)))
@@ -71,6 +75,11 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
             format!("sample after step {}:{lines}", sample.step)
         }
     }
+}
+
+/// The share of targets that are the likeliest token, for the end of a line.
+fn accuracy(share: Option<f64>) -> String {
+    share.map(|share| format!("  accuracy {}", format::percent(share, 1))).unwrap_or_default()
 }
 
 fn expert_figures(m: &ExpertMetrics) -> String {

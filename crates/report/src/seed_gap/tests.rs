@@ -17,7 +17,7 @@ fn run(name: &str, recipe: &str, seed: u64, steps: u64, over: f64) -> RunData {
         let loss = (2.0 + 8.0 * (-(step as f64) / 20.0).exp()) * (1.0 + over) * (1.0 + 0.02 * noise(step));
         add(StepMetrics { step, loss, lr: 1e-3, tokens: step * 1000, ..StepMetrics::default() }.into());
         if step % 50 == 0 {
-            add(EvalMetrics { step, loss: 2.5 * (1.0 + over), bits_per_byte: None }.into());
+            add(EvalMetrics { step, loss: 2.5 * (1.0 + over), ..EvalMetrics::default() }.into());
         }
     }
     let config = format!(
@@ -140,7 +140,7 @@ fn evaluations_before_training_are_no_result() {
                 metrics.step += later;
             }
         }
-        let before = EvalMetrics { step: 0, loss: 5.0, bits_per_byte: None };
+        let before = EvalMetrics { step: 0, loss: 5.0, ..EvalMetrics::default() };
         run.records.insert(0, Record { time: 1.764e9, event: before.into() });
         run
     });

@@ -36,7 +36,11 @@ fn run(name: &str, steps: u64) -> RunData {
         };
         add(step, metrics.into());
         if step % 10 == 0 {
-            add(step, EvalMetrics { step, loss: loss + 0.125, bits_per_byte: Some(1.5) }.into());
+            add(
+                step,
+                EvalMetrics { step, loss: loss + 0.125, bits_per_byte: Some(1.5), ..EvalMetrics::default() }
+                    .into(),
+            );
         }
     }
     let config = Some(format!("[train]\nsteps = {steps}\nseed = 1\n"));

@@ -193,7 +193,10 @@ fn a_report_of_two_runs_shows_where_they_differ() {
 #[test]
 fn a_run_shows_bits_per_byte_tokens_and_what_it_began_with() {
     let mut run = run("continued", 200);
-    run.records.insert(0, record(EvalMetrics { step: 0, loss: 8.02, bits_per_byte: Some(3.5) }));
+    run.records.insert(
+        0,
+        record(EvalMetrics { step: 0, loss: 8.02, bits_per_byte: Some(3.5), ..EvalMetrics::default() }),
+    );
     run.summary.unigram_entropy = Some(6.29);
     let page = document(&[run]);
     for expected in [
@@ -254,7 +257,12 @@ fn warnings_stand_at_the_top_and_among_the_events() {
 /// The runs, with these lines in their configurations and losses in the ratio of bits to nats.
 fn evaluated(name: &str, config: &str, loss: f64, bits: f64) -> RunData {
     let mut run = run(name, 20);
-    run.records.push(record(EvalMetrics { step: 20, loss, bits_per_byte: Some(bits) }));
+    run.records.push(record(EvalMetrics {
+        step: 20,
+        loss,
+        bits_per_byte: Some(bits),
+        ..EvalMetrics::default()
+    }));
     run.config = Some(config.to_owned());
     run
 }
@@ -336,7 +344,7 @@ fn event() -> impl Strategy<Value = Event> {
                 ..StepMetrics::default()
             }
             .into(),
-            1 => EvalMetrics { step, loss: a, bits_per_byte: Some(b) }.into(),
+            1 => EvalMetrics { step, loss: a, bits_per_byte: Some(b), ..EvalMetrics::default() }.into(),
             2 => SkippedStep { step, loss: a, grad_norm: b, skipped: n }.into(),
             3 => Resumed::after(step).into(),
             4 => Sample { step, prompt: text.clone(), text, is_chat: false }.into(),

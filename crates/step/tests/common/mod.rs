@@ -112,7 +112,7 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         batch,
         document_mask: false,
         attention_deterministic: true,
-        loss: Loss { chunk_tokens: 16, z_loss: 0.0, sources: 0, balancing: None },
+        loss: Loss { chunk_tokens: 16, z_loss: 0.0, sources: 0, counts_matches: false, balancing: None },
         fixed_routing: None,
         dropout: 0.0,
         recompute: Recompute::None,

@@ -160,7 +160,7 @@ impl HeldOut {
         let all = validation.window_count();
         let sequences = all.min(batch_size.max(1) as u64) as usize;
         let shape = Batch { sequences, seq_len };
-        let evaluator = Evaluator::new(&mut opened.weights, shape, document_mask, LOSS_CHUNK, 0)
+        let evaluator = Evaluator::new(&mut opened.weights, shape, document_mask, LOSS_CHUNK, 1)
             .map_err(|e| e.advising("take shorter sequences, or fewer of them at once"))?;
         let (mut tally, mut begun) = (Tally::default(), 0);
         let mut next = || {
@@ -175,7 +175,8 @@ impl HeldOut {
             return Ok(None);
         }
         let (tokens, text_bytes) = (tally.targets, *text_bytes);
-        Ok(Some(TextLoss { loss: tally.mean(), tokens, text_bytes, seq_len, document_mask }))
+        let (loss, token_accuracy) = (tally.mean(), tally.token_accuracy());
+        Ok(Some(TextLoss { loss, token_accuracy, tokens, text_bytes, seq_len, document_mask }))
     }
 }
 

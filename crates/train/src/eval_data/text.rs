@@ -42,6 +42,8 @@ impl Default for TextOptions {
 pub struct TextLoss {
     /// Mean cross-entropy of the targets, in nats per token.
     pub loss: f64,
+    /// Share of the targets that are the likeliest token, 0 to 1.
+    pub token_accuracy: f64,
     /// Number of targets: all tokens but the first of each part of the data.
     pub tokens: usize,
     /// Bytes of the text that the tokens encode; `None` for conversations, of which parts are evaluated.

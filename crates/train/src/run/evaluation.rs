@@ -95,7 +95,9 @@ impl Run {
         let loss = tally.mean();
         let bits = loss * tally.targets as f64 / std::f64::consts::LN_2;
         let bits_per_byte = validation.text_bytes()?.map(|bytes| bits / bytes);
-        self.record(EvalMetrics { step: self.position.step, loss, bits_per_byte }, observer)?;
+        let token_accuracy = Some(tally.token_accuracy());
+        let step = self.position.step;
+        self.record(EvalMetrics { step, loss, bits_per_byte, token_accuracy }, observer)?;
         self.position.evaluated_initial |= self.position.step == 0;
         self.record_sources(&tally, &validation, observer)?;
         if let Some(text) = self.position.divergence.evaluated(loss, self.position.step) {
@@ -149,15 +151,24 @@ impl Run {
                     epoch: Some(epoch),
                     train_loss: trained.get(n).and_then(SourceTally::mean),
                     loss: None,
+                    token_accuracy: None,
                 }
             }));
         }
-        for (name, source) in validation.source_names().into_iter().zip(&tally.sources) {
-            match sources.iter_mut().find(|known| known.name == name) {
-                Some(known) => known.loss = source.mean(),
+        let evaluated = validation.source_names();
+        for (name, source) in evaluated.iter().zip(&tally.sources).filter(|_| evaluated.len() > 1) {
+            let (loss, token_accuracy) = (source.mean(), source.token_accuracy());
+            match sources.iter_mut().find(|known| known.name == *name) {
+                Some(known) => (known.loss, known.token_accuracy) = (loss, token_accuracy),
                 None => {
-                    let (name, loss) = (name.to_owned(), source.mean());
-                    sources.push(SourceMetrics { step, name, loss, ..SourceMetrics::default() });
+                    let name = (*name).to_owned();
+                    sources.push(SourceMetrics {
+                        step,
+                        name,
+                        loss,
+                        token_accuracy,
+                        ..SourceMetrics::default()
+                    });
                 }
             }
         }

@@ -184,11 +184,9 @@ impl Run {
         self.position.trained.resize(count, SourceTally::default());
         let counts = loader.counts_by_source((step - 1) * batch_size..step * batch_size);
         let sums = result.source_losses.iter().zip(counts);
-        self.position
-            .trained
-            .iter_mut()
-            .zip(sums)
-            .for_each(|(tally, (&sum, counts))| tally.add(sum, counts.trained as usize));
+        self.position.trained.iter_mut().zip(sums).for_each(|(tally, (&loss_sum, counts))| {
+            tally.add(SourceTally { targets: counts.trained as usize, loss_sum, matches: 0 });
+        });
     }
 
     fn metrics(&mut self, finished: &FinishedStep, progress: &Progress) -> StepMetrics {

@@ -86,9 +86,9 @@ fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Evaluated>>, Fa
 fn json(found: &Evaluated, all: &[Evaluated]) -> Value {
     let loss = &found.loss;
     let mut json = json!({
-        "loss": loss.loss, "perplexity": loss.loss.exp(), "bits_per_byte": loss.bits_per_byte(), "tokens": loss.tokens,
-        "text_bytes": loss.text_bytes, "seq_len": loss.seq_len, "document_mask": loss.document_mask,
-        "step": found.step, "precision": found.precision.name(),
+        "loss": loss.loss, "perplexity": loss.loss.exp(), "bits_per_byte": loss.bits_per_byte(),
+        "token_accuracy": loss.token_accuracy, "tokens": loss.tokens, "text_bytes": loss.text_bytes,
+        "seq_len": loss.seq_len, "document_mask": loss.document_mask, "step": found.step, "precision": found.precision.name(),
     });
     if all.len() > 1 {
         json["gap_percent"] = json!(100.0 * loss.gap(&all[0].loss));
@@ -101,7 +101,9 @@ fn alone(found: &TextLoss) -> String {
     let bits_per_byte =
         found.bits_per_byte().map_or(String::new(), |bits| format!("bits per byte  {bits:.4}\n"));
     format!(
-        "loss           {loss:.4} nats per token\nperplexity     {perplexity:.3}\n{bits_per_byte}{}",
+        "loss           {loss:.4} nats per token\nperplexity     {perplexity:.3}\n{bits_per_byte}\
+         token accuracy {}\n{}",
+        format::percent(found.token_accuracy, 2),
         of_tokens(found)
     )
 }
@@ -114,8 +116,10 @@ fn of_tokens(found: &TextLoss) -> String {
 
 /// The precisions in rows, with the gap of each loss to the first.
 fn table(all: &[Evaluated]) -> String {
-    let mut text =
-        format!("{:<13}{:>8}{:>12}{:>15}{:>10}\n", "precision", "loss", "perplexity", "bits per byte", "gap");
+    let mut text = format!(
+        "{:<13}{:>8}{:>12}{:>15}{:>10}{:>10}\n",
+        "precision", "loss", "perplexity", "bits per byte", "accuracy", "gap"
+    );
     for (n, Evaluated { precision, loss, .. }) in all.iter().enumerate() {
         let gap = match n {
             0 => String::new(),
@@ -124,10 +128,11 @@ fn table(all: &[Evaluated]) -> String {
         };
         let bits_per_byte = loss.bits_per_byte().map_or("-".to_owned(), |bits| format!("{bits:.4}"));
         let row = format!(
-            "{:<13}{:>8.4}{:>12.3}{bits_per_byte:>15}{gap:>10}",
+            "{:<13}{:>8.4}{:>12.3}{bits_per_byte:>15}{:>10}{gap:>10}",
             precision.name(),
             loss.loss,
-            loss.loss.exp()
+            loss.loss.exp(),
+            format::percent(loss.token_accuracy, 2)
         );
         text += &format!("{}\n", row.trim_end());
     }

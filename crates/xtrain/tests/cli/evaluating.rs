@@ -222,7 +222,7 @@ fn without_a_text_it_is_what_the_run_validated_on() {
     .expect("JSON");
     let found: Value = serde_json::from_str(&place.run("eval out --json").succeeds().stdout).expect("JSON");
     let number = |json: &Value, key: &str| json[key].as_f64().expect("a number");
-    for key in ["loss", "bits_per_byte"] {
+    for key in ["loss", "bits_per_byte", "token_accuracy"] {
         // The sums of larger batches round otherwise.
         assert!((number(&found, key) - number(&last, key)).abs() < 1e-5, "{key}: {found} {last}");
     }
@@ -269,7 +269,7 @@ fn precisions_are_compared_on_the_same_tokens() {
     assert!(gap != 0.0 && gap.abs() < 1.0, "{gap}");
     let table = place.run("eval out --precision bf16 --precision fp8-block").succeeds().stdout;
     let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(rows[0], ["precision", "loss", "perplexity", "bits", "per", "byte", "gap"]);
+    assert_eq!(rows[0], ["precision", "loss", "perplexity", "bits", "per", "byte", "accuracy", "gap"]);
     assert_eq!((rows[1][0], rows[2][0], rows[3][0]), ("bf16", "fp8-block", "tokens"));
-    assert_eq!(rows[2][4], format!("{gap:+.3}%"));
+    assert_eq!(rows[2][5], format!("{gap:+.3}%"));
 }

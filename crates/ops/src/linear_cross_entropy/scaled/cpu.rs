@@ -26,6 +26,7 @@ impl CpuKernel for ScaledLinearCrossEntropy {
             inv_targets: inv_targets.scalar(),
             z_loss: self.grad.loss.z_loss,
             gradients: self.grad.dx || self.grad.dw.is_some(),
+            columns: self.grad.loss.terms.columns(),
         };
         let (mut dx, mut dw) = (dx.first_mut(), dw.first_mut());
         for tokens in self.chunks(t) {
@@ -44,7 +45,7 @@ impl CpuKernel for ScaledLinearCrossEntropy {
                     matmul(MatmulOperand::new(x_cd, c, d), w_vd.t(), &mut logits, Addend::None);
                 }
             }
-            let mut terms = terms.slice_mut(2 * tokens.start..2 * tokens.end);
+            let mut terms = terms.slice_mut(rows.columns * tokens.start..rows.columns * tokens.end);
             rows.run_chunk(&mut logits, &targets[tokens.clone()], &mut terms);
             let dlogits = logits.view();
             let dlogits_casts = cast_chunk(dlogits_cast, dlogits, scales[1], amaxes.get_mut(amax_index[1]));

@@ -12,8 +12,8 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
+use super::LinearCrossEntropyGrad;
 use super::cost::Loss;
-use super::{LinearCrossEntropyGrad, terms};
 use crate::on_gpu::OnGpu;
 use crate::quantize::Quantize;
 use crate::scaled_matmul::{MULTIPLE, ScaledMatmul};
@@ -237,7 +237,7 @@ impl Op for ScaledLinearCrossEntropy {
         }
         let scalar = TensorType::new(x.dtype.compute(), []);
         let mut outputs = vec![scalar, scalar];
-        outputs.extend(grad.loss.terms.then(|| terms(x)));
+        outputs.extend(grad.loss.terms.are_output().then(|| grad.loss.terms_type(x)));
         outputs.extend(grad.dx.then_some(x));
         outputs.extend(grad.dw.map(|dtype| w.with_dtype(dtype)));
         let casts = [x_cast, dlogits_cast].into_iter().zip(self.amaxes());

@@ -1,7 +1,7 @@
 //! Samples of [`ScaledLinearCrossEntropy`].
 
 use super::ScaledLinearCrossEntropy;
-use crate::linear_cross_entropy::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
+use crate::linear_cross_entropy::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad, Terms};
 use crate::quantize::Quantize;
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_program::{Quantization, ScaledGemm};
@@ -59,7 +59,11 @@ fn sample(
         in_fp8[n].then_some(ScaledGemm { operands: gemms[n], fast_accumulation })
     });
     // The terms are an output of some of them.
-    let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-3, terms: [32, 77].contains(&tokens) };
+    let loss = LinearCrossEntropy {
+        chunk_tokens,
+        z_loss: 1e-3,
+        terms: if [32, 77].contains(&tokens) { Terms::Losses } else { Terms::None },
+    };
     let grad = LinearCrossEntropyGrad { loss, dx, dw: dw.then_some(DType::F32) };
     let op = ScaledLinearCrossEntropy { grad, gemms };
     let mut inputs = vec![x_td, targets_t, inv_targets];

@@ -4,7 +4,7 @@
 use super::samples::quantizations;
 use super::*;
 use crate::check::seed as fresh_seed;
-use crate::linear_cross_entropy::LinearCrossEntropy;
+use crate::linear_cross_entropy::{LinearCrossEntropy, Terms};
 use crate::quantize::dequantized;
 use crate::run_op::{normal, run, run_over};
 use xtrain_tensor::{HostTensor, View};
@@ -77,7 +77,7 @@ fn op(
     chunk_tokens: usize,
     in_fp8: [bool; 3],
 ) -> ScaledLinearCrossEntropy {
-    let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-3, terms: false };
+    let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-3, terms: Terms::None };
     let grad = LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) };
     let operands = [[x, w], [dlogits, w], [dlogits, x]];
     let gemm = |n: usize| ScaledGemm { operands: operands[n], fast_accumulation: false };

@@ -42,6 +42,7 @@ pub fn encode(record: &Record) -> String {
             line.loss = Some(Num(m.loss));
             line.perplexity = Some(Num(m.perplexity()));
             line.bits_per_byte = m.bits_per_byte.map(Num);
+            line.token_accuracy = m.token_accuracy.map(Num);
         }
         Event::Checkpoint(c) => {
             line.kind = "checkpoint".into();
@@ -79,6 +80,8 @@ pub fn encode(record: &Record) -> String {
             line.epoch = s.epoch.map(Num);
             line.train_loss = s.train_loss.map(Num);
             line.loss = s.loss.map(Num);
+            line.perplexity = s.perplexity().map(Num);
+            line.token_accuracy = s.token_accuracy.map(Num);
         }
         Event::Experts(m) => {
             line.kind = "experts".into();
@@ -131,6 +134,7 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             step,
             loss: line.number("loss", line.loss)?,
             bits_per_byte: line.optional_number("bits_per_byte", line.bits_per_byte)?,
+            token_accuracy: line.optional_number("token_accuracy", line.token_accuracy)?,
         }),
         "checkpoint" => {
             Event::Checkpoint(CheckpointSaved { step, path: required("path", line.path.take())?.into() })
@@ -164,6 +168,7 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             epoch: line.optional_number("epoch", line.epoch)?,
             train_loss: line.optional_number("train_loss", line.train_loss)?,
             loss: line.optional_number("loss", line.loss)?,
+            token_accuracy: line.optional_number("token_accuracy", line.token_accuracy)?,
         }),
         "experts" => {
             let blocks = required("blocks", line.blocks.take())?;
@@ -216,7 +221,7 @@ macro_rules! line {
 }
 
 line! {
-    time: Num, loss: Num, train_loss: Num, bf16_loss: Num, gap: Num, steps: u64, perplexity: Num, bits_per_byte: Num, grad_norm: Num, lr: Num,
+    time: Num, loss: Num, train_loss: Num, bf16_loss: Num, gap: Num, steps: u64, perplexity: Num, bits_per_byte: Num, token_accuracy: Num, grad_norm: Num, lr: Num,
     memory_bytes: u64, memory_total_bytes: u64, tokens_per_second: Num, tflops: Num, mfu: Num,
     trained_tokens_per_second: Num, trained_share: Num, padding_share: Num,
     tokens: u64, epoch: Num, step_ms: Num, skipped: u64, saturated: u64, seconds_left: Num,
@@ -236,6 +241,7 @@ impl Line {
             ("gap", self.gap),
             ("perplexity", self.perplexity),
             ("bits_per_byte", self.bits_per_byte),
+            ("token_accuracy", self.token_accuracy),
             ("grad_norm", self.grad_norm),
             ("lr", self.lr),
             ("tokens_per_second", self.tokens_per_second),

@@ -72,6 +72,8 @@ impl Writer {
                     ("epoch", source.epoch),
                     ("train_loss", source.train_loss),
                     ("loss", source.loss),
+                    ("perplexity", source.perplexity()),
+                    ("token_accuracy", source.token_accuracy),
                 ];
                 let scalars: Vec<(String, f64)> = figures
                     .into_iter()
@@ -137,6 +139,7 @@ fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
         Event::Eval(m) => {
             let mut scalars = vec![("eval/loss", m.loss), ("eval/perplexity", m.perplexity())];
             scalars.extend(m.bits_per_byte.map(|bits| ("eval/bits_per_byte", bits)));
+            scalars.extend(m.token_accuracy.map(|share| ("eval/token_accuracy", share)));
             scalars
         }
         Event::Experts(m) => {

@@ -54,8 +54,8 @@ fn records() -> Vec<Record> {
             ..step(2)
         }
         .into(),
-        EvalMetrics { step: 2, loss: 2.5, bits_per_byte: Some(1.87) }.into(),
-        EvalMetrics { step: 2, loss: 900.0, bits_per_byte: None }.into(),
+        EvalMetrics { step: 2, loss: 2.5, bits_per_byte: Some(1.87), ..EvalMetrics::default() }.into(),
+        EvalMetrics { step: 2, loss: 900.0, ..EvalMetrics::default() }.into(),
         SkippedStep { step: 3, loss: f64::INFINITY, grad_norm: f64::NEG_INFINITY, skipped: 1 }.into(),
         CheckpointSaved { step: 3, path: "runs/ä b/step-3".into() }.into(),
         Resumed::after(3).into(),

@@ -24,7 +24,7 @@ fn an_event_is_in_the_file_when_record_returns() {
     let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh, "", None).unwrap();
     sink.record(step(1)).unwrap();
     assert_eq!(events(folder.path()), [step(1).into()]);
-    sink.record(EvalMetrics { step: 1, loss: 2.0, bits_per_byte: None }).unwrap();
+    sink.record(EvalMetrics { step: 1, loss: 2.0, ..EvalMetrics::default() }).unwrap();
     assert_eq!(events(folder.path()).len(), 2);
     assert_eq!(event_files(folder.path()).len(), 1);
 }
@@ -57,7 +57,7 @@ fn a_killed_and_resumed_run_has_one_history() {
 
 #[test]
 fn what_a_run_makes_again_at_the_step_that_it_resumes_from_is_said_once() {
-    let evaluation = EvalMetrics { step: 3, loss: 2.0, bits_per_byte: None };
+    let evaluation = EvalMetrics { step: 3, loss: 2.0, ..EvalMetrics::default() };
     let sample = Sample { step: 3, prompt: "a".into(), text: "b".into(), is_chat: false };
     let saved = CheckpointSaved { step: 3, path: "step-3".into() };
     let all: [Event; 4] = [step(3).into(), evaluation.into(), saved.into(), sample.into()];

@@ -61,6 +61,7 @@ pub mod step_totals;
 pub mod sum_ranks;
 pub mod swiglu;
 pub mod swiglu_saving;
+pub mod token_logprobs;
 pub mod transpose_bytes;
 pub mod unit_norm;
 

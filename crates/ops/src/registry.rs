@@ -144,6 +144,7 @@ ops![
     crate::swiglu::Swiglu: gpu,
     crate::swiglu::SwigluGrad: gpu,
     crate::swiglu_saving::SwigluSaving: gpu,
+    crate::token_logprobs::TokenLogprobs: gpu,
     crate::transpose_bytes::TransposeBytes: gpu,
     crate::transpose_bytes::TransposeBlockScales: gpu,
     crate::unit_norm::UnitSquares: gpu,

@@ -115,7 +115,8 @@ pub mod io {
     pub const OBJECTIVE: &str = "objective";
     /// The mean cross-entropy in nats.
     pub const LOSS: &str = "loss";
-    /// `f32[n, 2]`: further sums, as [`SumsOf`](super::SumsOf) says. `f32[sources, 3]` with counts of matches.
+    /// `f32[n, 2]`: further sums, as [`SumsOf`](super::SumsOf) says; with counts of matches,
+    /// `f32[sources, 3]`.
     pub const SUMS: &str = "sums";
     /// `[n, v]`: the logits of these rows.
     pub const LOGITS: &str = "logits";

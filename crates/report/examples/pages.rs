@@ -365,7 +365,13 @@ impl ExampleRun {
     fn evaluation(&self, step: u64, events: &mut Vec<Event>) {
         let loss = self.loss_at(step) + 0.1;
         events.push(
-            EvalMetrics { step, loss, bits_per_byte: Some(loss / 3.1), ..EvalMetrics::default() }.into(),
+            EvalMetrics {
+                step,
+                loss,
+                bits_per_byte: Some(loss / 3.1),
+                token_accuracy: Some((-0.3 * loss).exp()),
+            }
+            .into(),
         );
         for n in 0..self.sources {
             let name = match n {
@@ -381,6 +387,7 @@ impl ExampleRun {
                 epoch: Some(step as f64 / 700.0 / (n + 1) as f64),
                 train_loss: (step > 0).then_some(loss + 0.3 * (n as f64 - 1.5) - 0.12),
                 loss: (n != 3).then_some(loss + 0.3 * (n as f64 - 1.5)),
+                token_accuracy: (n != 3).then_some((-0.3 * loss).exp()),
             };
             events.push(source.into());
         }

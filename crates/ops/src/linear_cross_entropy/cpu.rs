@@ -242,9 +242,9 @@ impl<T: Real> LogitRows<T> {
         each(&mut copy);
     }
 
-    /// The token's terms of the objective and of the cross-entropy, before the division, and whether its target
-    /// is the likeliest token. The logits become their gradients if these are wanted, else their contents are
-    /// of no use.
+    /// The token's terms of the objective and of the cross-entropy, before the division, and whether its
+    /// target is the likeliest token. The logits become their gradients if these are wanted, else their
+    /// contents are of no use.
     fn run(&self, logits: &mut [T], target: i32) -> [T; 3] {
         if target == IGNORED {
             logits.fill(T::ZERO);

@@ -17,7 +17,7 @@ impl CpuKernel for TokenLogprobs {
 }
 
 /// The outputs of a token.
-struct Found<T> {
+struct TokenScores<T> {
     logprob: T,
     rank: i32,
     top: Vec<(i32, T)>,
@@ -27,7 +27,7 @@ fn run<T: Real>(top: usize, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
     let (targets, vocab) = (inputs[1].ints(), inputs[0].ty.shape[1]);
     let logits = inputs[0].reals::<T>();
     let rows = logits.par_chunks_exact(vocab).zip(targets);
-    let found: Vec<Found<T>> = rows
+    let found: Vec<TokenScores<T>> = rows
         .map_init(|| vec![T::ZERO; vocab], |scratch, (logits, &target)| row(top, logits, target, scratch))
         .collect();
     let ranks = outputs[1].ints();
@@ -40,8 +40,8 @@ fn run<T: Real>(top: usize, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
     }
 }
 
-fn row<T: Real>(top: usize, logits: &[T], target: i32, scratch: &mut [T]) -> Found<T> {
-    let mut found = Found { logprob: T::ZERO, rank: -1, top: Vec::with_capacity(top) };
+fn row<T: Real>(top: usize, logits: &[T], target: i32, scratch: &mut [T]) -> TokenScores<T> {
+    let mut found = TokenScores { logprob: T::ZERO, rank: -1, top: Vec::with_capacity(top) };
     if target == IGNORED && top == 0 {
         return found;
     }

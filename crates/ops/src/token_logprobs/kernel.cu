@@ -1,7 +1,8 @@
 // Log-probabilities, ranks and the likeliest tokens of rows of f32 logits. One block per token.
 //
 // Bound by memory: a row is read once for its maximum, its sum of exponentials (online softmax, Milakov &
-// Gimelshein, arXiv 1805.02867) and the rank of its target, and once more, mostly from L2, for each top token.
+// Gimelshein, arXiv 1805.02867) and the rank of its target, and once more, mostly from L2, for each top
+// token.
 
 #define NAN_F __int_as_float(0x7fffffff)
 // Initial value of a maximum. Unlike minus infinity it can be subtracted from itself.

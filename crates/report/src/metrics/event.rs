@@ -107,7 +107,8 @@ pub struct SourceMetrics {
     pub train_loss: Option<f64>,
     /// Mean cross-entropy of the source's evaluated targets, in nats per token; absent if there were none.
     pub loss: Option<f64>,
-    /// Share of the source's evaluated targets that are the likeliest token, 0 to 1; absent if there were none.
+    /// Share of the source's evaluated targets that are the likeliest token, 0 to 1; absent if there were
+    /// none.
     pub token_accuracy: Option<f64>,
 }
 

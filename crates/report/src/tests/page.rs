@@ -229,6 +229,7 @@ fn the_sources_of_a_mixture_have_their_tokens_and_losses() {
                 epoch,
                 train_loss,
                 loss,
+                token_accuracy: None,
             }));
         }
     }
@@ -352,7 +353,8 @@ fn event() -> impl Strategy<Value = Event> {
             6 => ReferenceGap { step, steps: n, loss: a, bf16_loss: b }.into(),
             7 => {
                 let (tokens, epoch, train_loss, loss) = (Some(n), Some(a), Some(b), Some(c));
-                SourceMetrics { step, name: text, tokens, epoch, train_loss, loss }.into()
+                SourceMetrics { step, name: text, tokens, epoch, train_loss, loss, token_accuracy: loss }
+                    .into()
             }
             8 => {
                 let (blocks, max_load, min_tokens) = (vec![n, 3], vec![a, b], vec![step, n]);

@@ -54,7 +54,7 @@ fn records() -> Vec<Record> {
             ..step(2)
         }
         .into(),
-        EvalMetrics { step: 2, loss: 2.5, bits_per_byte: Some(1.87), ..EvalMetrics::default() }.into(),
+        EvalMetrics { step: 2, loss: 2.5, bits_per_byte: Some(1.87), token_accuracy: Some(0.43) }.into(),
         EvalMetrics { step: 2, loss: 900.0, ..EvalMetrics::default() }.into(),
         SkippedStep { step: 3, loss: f64::INFINITY, grad_norm: f64::NEG_INFINITY, skipped: 1 }.into(),
         CheckpointSaved { step: 3, path: "runs/ä b/step-3".into() }.into(),
@@ -76,6 +76,7 @@ fn records() -> Vec<Record> {
             epoch: Some(0.31),
             train_loss: Some(2.75),
             loss: Some(2.9),
+            token_accuracy: Some(0.41),
         }
         .into(),
         SourceMetrics {

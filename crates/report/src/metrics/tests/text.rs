@@ -57,7 +57,7 @@ fn other_events_are_one_line_each() {
     assert_eq!(
         lines,
         [
-            "eval    2/2000  loss  2.5000  perplexity 12.2  1.8700 bits/byte",
+            "eval    2/2000  loss  2.5000  perplexity 12.2  1.8700 bits/byte  accuracy 43.0%",
             "eval    2/2000  loss 900.0000  perplexity inf",
             "skip    3/2000  loss inf  grad_norm -inf: not finite, no update  skipped 1",
             "save    3/2000  runs/ä b/step-3",
@@ -66,8 +66,8 @@ fn other_events_are_one_line_each() {
             "reference    8/2000  loss  2.0020  in bf16  2.0000  gap +0.100% over 4 steps",
             "reference   16/2000  loss     inf  in bf16  2.0000  gap +inf% over 4 steps",
             "sample after step 3:\n    Once \"upon\"\n     a\ttime\\u{1b}[2J\u{2028}",
-            "source    3/2000  train_loss  2.7500  loss  2.9000  819k tokens, 0.31 epochs  data/ä.jsonl",
-            "source    3/2000  loss     inf  b.txt",
+            "source    3/2000  train_loss  2.7500  loss  2.9000  perplexity 18.2  accuracy 41.0%  819k tokens, 0.31 epochs  data/ä.jsonl",
+            "source    3/2000  loss     inf  perplexity inf  b.txt",
             "warning    3/2000  the loss\\u{1b} is high",
             "experts    3/2000  balance 2.031  z 4.12  largest load 1.32 x mean (block 3)  least used 41 tokens",
             "experts    0/2000  balance inf  z -inf",

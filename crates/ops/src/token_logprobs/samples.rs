@@ -28,7 +28,7 @@ fn sample(vocab: usize, top: usize, targets: &[i32]) -> Sample {
     let steps = vocab.div_ceil(3).max(1);
     let logit = |entry: usize| ((entry * 7919 + entry / vocab) % steps) as f64 * 12.0 / steps as f64 - 6.0;
     let logits: Vec<f64> = (0..targets.len() * vocab).map(|entry| f64::from(logit(entry) as f32)).collect();
-    let logits = SampleInput::activation([targets.len(), vocab]).fill(Fill::Values(logits)).computed();
+    let logits = SampleInput::activation([targets.len(), vocab]).fill(Fill::Values(logits));
     let targets = SampleInput::ids(targets.len(), vocab as i32)
         .fill(Fill::Values(targets.iter().map(|&target| target.into()).collect()));
     Sample::plain(TokenLogprobs { top }, [logits, targets])

@@ -17,6 +17,7 @@ import subprocess
 import sys
 
 from conversations import CONVERSATIONS
+from packages import trl_templates
 from reference import TODAY, VARIABLES, render
 
 
@@ -26,13 +27,7 @@ def main():
     options.add_argument("--templates")
     options.add_argument("--verbose", action="store_true")
     given = options.parse_args()
-    if given.templates:
-        folder = pathlib.Path(given.templates)
-    else:
-        import importlib.util
-
-        spec = importlib.util.find_spec("trl")
-        folder = pathlib.Path(spec.submodule_search_locations[0]) / "chat_templates"
+    folder = pathlib.Path(given.templates) if given.templates else trl_templates()
     requests, expected = [], []
     for path in sorted(folder.glob("*.jinja")):
         source = path.read_text()

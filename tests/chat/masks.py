@@ -9,14 +9,13 @@ mask by prefixes against that by spans.
 
 import argparse
 import collections
-import importlib.util
 import json
-import pathlib
 import subprocess
 import sys
 
 from conversations import CONVERSATIONS
-from reference import TODAY, VARIABLES, render
+from packages import trl_templates
+from reference import TODAY, VARIABLES, cut_spans, render
 
 # The first that the name begins with.
 STOPS = {
@@ -54,16 +53,12 @@ def reference_mask(source, messages, tools, stops):
             prompt = render(source, messages[:at], tools, True, VARIABLES).get("text")
             if prompt is not None and text.startswith(prompt.encode()):
                 prompts.append(len(prompt.encode()))
-    ranges, before, after, endless = [], 0, 0, 0
-    for start, end in whole["spans"]:
-        if start == end:
-            continue
-        begin = max([place for place in prompts if start <= place < end], default=start)
-        found = [text.find(stop.encode(), begin, end) + len(stop.encode()) for stop in stops if text.find(stop.encode(), begin, end) >= 0]
-        endless += not found
-        cut = min(found, default=end)
-        before, after = before + begin - start, after + end - cut
-        ranges.append([begin, cut])
+
+    def end_of_stop(start, end):
+        found = [(text.find(stop.encode(), start, end), len(stop.encode())) for stop in stops]
+        return min((place + length for place, length in found if place >= 0), default=None)
+
+    ranges, before, after, endless = cut_spans(whole["spans"], prompts, end_of_stop)
     return {"text": whole["text"], "ranges": ranges, "before": before, "after": after, "endless": endless}
 
 
@@ -71,10 +66,8 @@ def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--render", required=True)
     given = options.parse_args()
-    spec = importlib.util.find_spec("trl")
-    folder = pathlib.Path(spec.submodule_search_locations[0]) / "chat_templates"
     conversations = [{"name": "one answer", "messages": ONE}] + CONVERSATIONS
-    paths, requests = sorted(folder.glob("*.jinja")), []
+    paths, requests = sorted(trl_templates().glob("*.jinja")), []
     for path in paths:
         for conversation in conversations:
             stops = stops_of(path.name)

@@ -1,4 +1,4 @@
-"""Renderings of transformers, with spans in bytes."""
+"""Renderings of transformers, with spans in bytes; and what of a span is trained."""
 
 import datetime
 
@@ -37,6 +37,27 @@ def render(source, messages, tools, prompt, kwargs):
     text = texts[0]
     in_bytes = lambda at: len(text[:at].encode())
     return {"text": text, "spans": [[in_bytes(start), in_bytes(end)] for start, end in spans[0]]}
+
+
+def cut_spans(spans, prompts, end_of_stop):
+    """The trained part of each span that `{% generation %}` marks: without what the generation prompt supplies, and
+    without what follows the first stop token.
+
+    `prompts` are lengths of the texts up to an answer, with the generation prompt; `end_of_stop(start, end)` is the
+    position after the first stop token between two positions, or None. Returns the parts, how much was removed before
+    and after them, and the number of spans without a stop token. All positions are bytes, or all are tokens.
+    """
+    parts, before, after, endless = [], 0, 0, 0
+    for start, end in spans:
+        if start == end:
+            continue
+        begin = max((place for place in prompts if start <= place < end), default=start)
+        cut = end_of_stop(begin, end)
+        endless += cut is None
+        cut = end if cut is None else cut
+        before, after = before + begin - start, after + end - cut
+        parts.append([begin, cut])
+    return parts, before, after, endless
 
 
 def normalise(messages):

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -21,20 +20,8 @@ from tokenizers import Tokenizer
 import documents
 import shapes
 
-
-def shards(folder):
-    """The documents of a dataset folder, without the token that ends them."""
-    found = []
-    for name in sorted(Path(folder).glob("shard-*.tokens")):
-        content = name.read_bytes()
-        width = struct.unpack_from("<I", content, 12)[0]
-        tokens, count = struct.unpack_from("<QQ", content, 64)
-        ids = struct.unpack_from(f"<{tokens}{'H' if width == 2 else 'I'}", content, 256)
-        at, start = 256 + (tokens * width + 7) // 8 * 8, 0
-        for stop in struct.unpack_from(f"<{count}Q", content, at):
-            found.append(list(ids[start:stop - 1]))
-            start = stop
-    return found
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import shards  # noqa: E402
 
 
 def first_difference(texts, right, given):
@@ -92,7 +79,9 @@ def tokenized(folder, out, texts, right, long, whole, options):
         run, long, whole = tokenize(texts), [], []
     if run.returncode != 0:
         return [f"exit {run.returncode}: {run.stderr.strip()[-400:]}"]
-    found = difference("dataset", texts + long, right + whole, shards(out))
+    # Without the token that ends each document.
+    given = [document.ids[:-1] for document in shards.read(out)]
+    found = difference("dataset", texts + long, right + whole, given)
     vocabulary, wanted = json.loads((out / "dataset.json").read_text())["vocab_size"], size(folder)
     return found + ([] if vocabulary == wanted else [f"vocabulary: right {wanted}, xtrain {vocabulary}"])
 

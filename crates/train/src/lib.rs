@@ -21,6 +21,7 @@ pub mod paths;
 pub mod position;
 pub mod process_group;
 pub mod profile;
+mod questions;
 pub mod run;
 pub mod run_file;
 pub mod source;

@@ -5,6 +5,7 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::growth::{self, grown_model};
 use crate::paths::Sources;
+use crate::questions;
 use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
 use crate::static_scales;
 use std::io::ErrorKind;
@@ -72,9 +73,10 @@ pub(crate) fn plan_sources(
     };
     let model = init.as_ref().map(|hf| hf.model);
     // A run keeps what its conversations added, which may be gone.
-    let saved = RunFolder::of_config(parsed.file()).map(|run| run.tokenizer());
-    let saved = saved.filter(|_| model.is_some() && config.data.today.is_some());
-    let saved = saved.and_then(|folder| Tokenizer::load(folder).ok());
+    let saved = (model.is_some() && config.data.today.is_some()).then(|| saved_tokenizer(parsed)).flatten();
+    let own = (saved.is_none() && !config.eval.chats.is_empty()).then(|| saved_tokenizer(parsed)).flatten();
+    let known = saved.as_ref().or(own.as_ref()).or(grown.as_ref().map(|(tokenizer, _)| tokenizer));
+    let asked = questions::planned(sources, known, shards.as_ref())?;
     let growth = grown.map(|(_, growth)| growth).unwrap_or_default();
     let facts = Facts {
         init: model.map(|model| match &saved {
@@ -91,8 +93,14 @@ pub(crate) fn plan_sources(
         chat_date: sources.chat_date()?,
     };
     let planned = planned_for(parsed.resolve(&facts)?, rank)?;
+    questions::check_lengths(asked.iter().map(Vec::len), planned.spec.model.context())?;
     let growth = growth::in_words(&growth, model.as_ref());
     Ok(Planned { vocabulary_bound: vocabulary.bound, growth, ..planned })
+}
+
+/// The tokenizer in the run folder whose configuration this is.
+fn saved_tokenizer(parsed: &Parsed) -> Option<Tokenizer> {
+    Tokenizer::load(RunFolder::of_config(parsed.file())?.tokenizer()).ok()
 }
 
 /// Tokens of one pass over the training data, if all of it is tokens already.

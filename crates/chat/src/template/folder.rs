@@ -133,8 +133,13 @@ impl Templates {
                 true => "has no chat template".to_owned(),
                 false => format!("has chat templates named {}, but no default", names.join(", ")),
             };
+            // A tokenizer without files has no folder.
+            let place = match folder.as_os_str().is_empty() {
+                true => "the tokenizer".to_owned(),
+                false => folder.display().to_string(),
+            };
             return Err(ChatError::new(
-                format!("{} {found}", folder.display()),
+                format!("{place} {found}"),
                 "name one with data.chat_template (--chat-template in other commands): a file, or \"chatml\"",
             ));
         }

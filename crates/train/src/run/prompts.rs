@@ -2,10 +2,8 @@
 
 use super::setup::Setup;
 use crate::error::RunError;
+use crate::questions;
 use std::fmt::Display;
-use xtrain_chat::row::Role;
-use xtrain_chat::{ChatMessage, Conversation};
-use xtrain_data::chat::ChatPrompts;
 use xtrain_data::{DataError, Tokenizer};
 
 /// A prompt of `eval.prompts`, or a question of `eval.chats`.
@@ -40,18 +38,8 @@ impl Setup<'_> {
             };
             prompts.push(SamplePrompt { text: text.clone(), tokens, is_chat: false });
         }
-        if eval.chats.is_empty() {
-            return Ok(prompts);
-        }
-        let refused = |number: usize, why: &dyn Display| {
-            RunError::Refused(format!("[eval] `chats[{number}]` cannot be answered: {why}"))
-        };
-        let options = self.sources.run_chat_options()?;
-        let rendered = ChatPrompts::new(tokenizer, &options).map_err(|error| refused(0, &error))?;
-        for (number, text) in eval.chats.iter().enumerate() {
-            let conversation =
-                Conversation { messages: vec![ChatMessage::new(Role::User, text)], tools: None };
-            let tokens = rendered.ids(&conversation).map_err(|error| refused(number, &error))?;
+        let questions = questions::questions(&self.sources, tokenizer)?;
+        for (text, tokens) in eval.chats.iter().zip(questions) {
             prompts.push(SamplePrompt { text: text.clone(), tokens, is_chat: true });
         }
         Ok(prompts)
@@ -60,11 +48,6 @@ impl Setup<'_> {
 
 /// Refuses a question that does not fit into the model's context, which is `context` tokens.
 pub(super) fn check_chats(prompts: &[SamplePrompt], context: usize) -> Result<(), RunError> {
-    let questions = prompts.iter().filter(|prompt| prompt.is_chat).enumerate();
-    match questions.map(|(number, prompt)| (number, prompt.tokens.len())).find(|(_, len)| *len > context) {
-        Some((number, len)) => Err(RunError::Refused(format!(
-            "[eval] `chats[{number}]` has {len} tokens, but the model's context has {context}; shorten it"
-        ))),
-        None => Ok(()),
-    }
+    let questions = prompts.iter().filter(|prompt| prompt.is_chat);
+    questions::check_lengths(questions.map(|prompt| prompt.tokens.len()), context)
 }

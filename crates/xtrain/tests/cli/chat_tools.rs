@@ -137,6 +137,31 @@ fn rows_that_cannot_be_answered_are_reported_and_the_others_are_answered() {
 }
 
 #[test]
+fn many_rows_are_answered_in_order_and_a_file_that_cannot_be_read_has_no_answer() {
+    let place = trained("");
+    let (rows, many) =
+        (1000, |n: usize| row(json!([user(&format!("is it {n}?")), assistant(&n.to_string())])));
+    let mut lines: Vec<String> = (1..=rows).map(many).collect();
+    lines[699] = "{\"messages\": []}\n".to_owned();
+    place.write("asked.jsonl", lines.concat().as_bytes());
+    let ran = place.run("generate out --chats asked.jsonl --json --temperature 0 -n 1");
+    ran.refuses(&["1 of 1000 rows have no answer", "asked.jsonl, line 700"]);
+    let found = objects(&ran.stdout);
+    assert_eq!(found.len(), rows);
+    for (at, found) in found.iter().enumerate() {
+        assert_eq!(found["row"], at + 1);
+        let expected = if at == 699 { Value::Null } else { json!((at + 1).to_string()) };
+        assert_eq!(found["expected"], expected);
+    }
+    let mut damaged = lines.concat().into_bytes();
+    damaged.extend(b"{\"messages\": \xff\n");
+    place.write("damaged.jsonl", &damaged);
+    let ran = place.run("generate out --chats damaged.jsonl --json -n 1");
+    ran.refuses(&["damaged.jsonl, line 1001", "UTF-8"]);
+    assert_eq!(ran.stdout, "");
+}
+
+#[test]
 fn a_run_answers_its_questions_at_its_end() {
     let place = place();
     let short = format!("{CHAT} --set train.steps=3 --set eval.max_tokens=5 --set eval.prompts=[\"yes\"]");
@@ -161,6 +186,43 @@ fn a_run_answers_its_questions_at_its_end() {
     let long = "b".repeat(100);
     train(&format!("{CHAT} --set eval.chats=[\"b\",\"{long}\"]")).refuses(&["chats[1]", "context has 96"]);
     assert!(!place.exists("no"));
+}
+
+#[test]
+fn a_plan_refuses_the_questions_that_the_run_would_refuse_in_the_same_words() {
+    let place = trained("");
+    without_template(&place);
+    let long = "b".repeat(100);
+    let of_model = "model.init_from=bare --set model.dim= --set model.layers= --set model.heads= --set model.kv_heads= \
+                    --set model.vocab_size=";
+    for (settings, said) in [
+        (
+            "--set data.tokenizer=bytes --set eval.chats=[\"b\"]".to_owned(),
+            "the tokenizer has no chat template",
+        ),
+        (
+            "--set data.tokenizer=chars --set eval.chats=[\"b\"]".to_owned(),
+            "the tokenizer has no chat template",
+        ),
+        ("--set data.tokenizer=tok --set eval.chats=[\"b\"]".to_owned(), "tok has no chat template"),
+        (
+            format!("--set {of_model} --set data.tokenizer= --set eval.chats=[\"b\"]"),
+            "bare has no chat template",
+        ),
+        (
+            "--set data.tokenizer=tok --set data.chat_template=no.jinja --set eval.chats=[\"b\"]".to_owned(),
+            "no.jinja: there is no such file",
+        ),
+        (format!("{CHAT} --set eval.chats=[\"b\",\"{long}\"]"), "`chats[1]` has"),
+    ] {
+        let planned = place.run(&format!("plan run.toml {settings}")).refuses(&["[eval] `chats[", said]);
+        assert_eq!(place.run(&format!("train run.toml --out no {settings}")).refuses(&[said]), planned);
+    }
+    assert!(!place.exists("no"));
+    place.run(&format!("plan run.toml {CHAT} --set eval.chats=[\"b\"]")).succeeds();
+    // A run folder has the template of its run.
+    place.run("plan out --set eval.chats=[\"b\"]").succeeds();
+    place.run("plan out/hf").succeeds();
 }
 
 #[test]

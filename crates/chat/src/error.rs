@@ -57,6 +57,8 @@ pub enum DropReason {
     /// The row holds private-use characters that mark ranges of text here, or the template changes with
     /// such marks around the names of special tokens in the row.
     Markers,
+    /// The renderings before and after its answers, one by one, have too much text.
+    TooManyTurns,
 }
 
 impl DropReason {
@@ -65,6 +67,7 @@ impl DropReason {
         match self {
             DropReason::Raised(_) => "the template raises an exception",
             DropReason::NoTrainedToken => "no trained token",
+            DropReason::TooManyTurns => "too many turns, which are rendered one by one",
             DropReason::Markers => "marks or names of special tokens that the template changes",
         }
     }

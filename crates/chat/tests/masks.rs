@@ -136,6 +136,23 @@ fn names_of_special_tokens_in_a_row_are_text_and_stop_nothing() {
 }
 
 #[test]
+fn a_conversation_whose_renderings_grow_with_the_square_of_its_turns_is_dropped() {
+    // The name of a special token prevents that the beginnings are found in one rendering.
+    let turns = |turns: usize, question: &str| {
+        let turn = r#"{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, "#;
+        let last = r#"{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}"#;
+        let all = format!("[{}{last}]", turn.repeat(turns - 1)).replacen('q', question, 1);
+        messages(&all.replace("\"a\"", &format!("\"{}\"", "a".repeat(1000))))
+    };
+    for source in [TURNS, SPANS] {
+        let mask = |turns_of: &Conversation| mask_with(source, turns_of, TrainOn::Assistant);
+        assert!(mask(&turns(300, "<end>")).is_ok());
+        assert_eq!(mask(&turns(900, "<end>")), Err(RowFailure::Drop(DropReason::TooManyTurns)));
+        assert!(mask(&turns(900, "q")).is_ok());
+    }
+}
+
+#[test]
 fn rows_without_anything_to_train_and_rows_that_the_template_refuses_are_dropped() {
     let dropped =
         |source: &str, row: &str| mask_with(source, &messages(row), TrainOn::Assistant).expect_err(row);

@@ -19,6 +19,7 @@ mod spans;
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
 use std::fmt;
 use std::ops::Range;
 
@@ -166,7 +167,16 @@ struct Renderer<'c> {
     whole: Rendering,
     /// Renderings of the first messages that were found together.
     prefixes: Prefixes,
+    /// Work of the renderings of first messages one by one, in bytes.
+    work: Cell<usize>,
 }
+
+/// Maximum work of the renderings of a conversation's first messages. That of a conversation grows with the
+/// square of its length where they cannot be found together.
+const MAX_WORK: usize = 256 << 20;
+
+/// Bytes of text that take as long as a message.
+const MESSAGE_BYTES: usize = 64;
 
 impl Renderer<'_> {
     /// Renders the first `len` messages.
@@ -178,14 +188,25 @@ impl Renderer<'_> {
         if let Some((shared, rest)) = self.prefixes.get(len, add_generation_prompt) {
             return Ok(Beginning { shared, rest: rest.to_owned(), literals: Vec::new() });
         }
-        self.template.render_first(self.prepared, len, add_generation_prompt).map(Beginning::from)
+        let rendering = self.template.render_first(self.prepared, len, add_generation_prompt);
+        self.work.set(match &rendering {
+            Ok(rendering) => self.work.get() + rendering.text.len() + MESSAGE_BYTES * len,
+            Err(RowFailure::Drop(_)) => self.work.get() + MESSAGE_BYTES * len,
+            // It may have taken all the fuel.
+            Err(RowFailure::Error(_)) => self.work.get() + MAX_WORK / 64,
+        });
+        match self.work.get() > MAX_WORK {
+            true => Err(RowFailure::Drop(DropReason::TooManyTurns)),
+            false => rendering.map(Beginning::from),
+        }
     }
 }
 
 /// Renders a conversation, and finds what is trained.
 ///
 /// # Errors
-/// [`RowFailure::Drop`] for a row without trained text or with private-use marks, or whose template raises;
+/// [`RowFailure::Drop`] for a row without trained text, with private-use marks or with too many turns, or whose
+/// template raises;
 /// [`RowFailure::Error`] for a template that fails, a prompt that does not begin its answer, and an answer
 /// without a stop token.
 pub fn samples(
@@ -226,7 +247,8 @@ pub fn samples(
         prefixes = template.render_prefixes(&prepared, &whole, needed);
     }
     let messages = messages.len();
-    let renderer = Renderer { prepared: &prepared, messages, template, options, whole, prefixes };
+    let work = Cell::new(0);
+    let renderer = Renderer { prepared: &prepared, messages, template, options, whole, prefixes, work };
     let (method, samples) = match template.has_generation() {
         true => (Method::Spans, vec![spans::sample(renderer, &answers, &trained)?]),
         false => prefixes::samples(renderer, &trained)?,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{MaskedText, Renderer};
-use crate::error::{ChatError, RowFailure};
+use crate::error::{ChatError, DropReason, RowFailure};
 use crate::template::Rendering;
 
 /// The sample of a conversation with answers at `answers`, of which `trained` are trained.
@@ -14,7 +14,8 @@ pub(super) fn sample(
 ) -> Result<MaskedText, RowFailure> {
     let spans: Vec<Range<usize>> =
         renderer.whole.spans.iter().filter(|span| !span.is_empty()).cloned().collect();
-    let prompts: Vec<Option<usize>> = answers.iter().map(|&at| prompt_end(&renderer, at)).collect();
+    let prompts = answers.iter().map(|&at| prompt_end(&renderer, at));
+    let prompts = prompts.collect::<Result<Vec<Option<usize>>, RowFailure>>()?;
     let is_trained = |answer: usize| trained.contains(&answers[answer]);
     let mut ranges = Vec::new();
     for (at, span) in spans.iter().enumerate() {
@@ -39,10 +40,13 @@ pub(super) fn sample(
 }
 
 /// Size of the rendering before message `at` with the generation prompt, if it begins the whole text.
-fn prompt_end(renderer: &Renderer<'_>, at: usize) -> Option<usize> {
-    // A template may refuse a conversation that ends there; spans need no prompt.
-    let prompt = renderer.first(at, true).ok()?;
-    prompt.begins(&renderer.whole.text, prompt.len()).then_some(prompt.len())
+fn prompt_end(renderer: &Renderer<'_>, at: usize) -> Result<Option<usize>, RowFailure> {
+    match renderer.first(at, true) {
+        Ok(prompt) => Ok(prompt.begins(&renderer.whole.text, prompt.len()).then_some(prompt.len())),
+        Err(failure @ RowFailure::Drop(DropReason::TooManyTurns)) => Err(failure),
+        // A template may refuse a conversation that ends there; spans need no prompt.
+        Err(_) => Ok(None),
+    }
 }
 
 /// The answer to which a span belongs: the last whose prompt ends before the end of the span.

@@ -2,9 +2,10 @@
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Rest;
-use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value};
+use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, Value};
 
-use super::{Date, FUEL, filters, methods, predicates, python, source};
+use super::arguments::text;
+use super::{Date, FUEL, filters, methods, predicates, python, source, work};
 use crate::error::shown;
 
 /// An environment with the filters, tests, functions and methods of transformers' environment.
@@ -15,26 +16,29 @@ pub(super) fn environment(today: Date) -> Environment<'static> {
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_fuel(Some(FUEL));
-    environment.set_formatter(|out, _, value| {
+    environment.set_formatter(|out, state, value| {
         if let Some(text) = value.as_str() {
+            work::pay_for_copy(state, text.len())?;
             return out.write_str(text).map_err(Error::from);
         }
-        out.write_str(&python::string(value)?).map_err(Error::from)
+        out.write_str(&python::string(state, value)?).map_err(Error::from)
     });
     environment
         .set_unknown_method_callback(|state, value, name, args| methods::call(state, value, name, args));
+    work::add(&mut environment);
     filters::add(&mut environment);
     predicates::add(&mut environment);
     environment.remove_global("debug");
     environment.add_function("range", filters::range);
     environment.add_function("dict", filters::dict);
     environment.add_function(source::DICT_FUNCTION, filters::dict_of);
-    environment.add_function("raise_exception", |args: Rest<Value>| -> Result<Value, Error> {
-        let message = args.first().map(python::string).transpose()?.unwrap_or_default();
+    environment.add_function("raise_exception", |state: &State, args: Rest<Value>| -> Result<Value, Error> {
+        let message = args.first().map(|message| python::string(state, message)).transpose()?;
+        let message = message.unwrap_or_default();
         Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(message)))
     });
-    environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
-        today.format(&format).map_err(|directive| {
+    environment.add_function("strftime_now", move |format: Value| -> Result<String, Error> {
+        today.format(text("strftime_now", Some(&format))?).map_err(|directive| {
             let message = format!("strftime_now with {} is not supported", shown(&directive));
             Error::new(ErrorKind::InvalidOperation, message)
         })

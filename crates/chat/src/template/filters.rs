@@ -6,7 +6,7 @@ use minijinja::{Environment, Error, State, Value};
 
 use super::arguments::{Arguments, integer, is_true, iterate, text};
 use super::marks::SPAN;
-use super::{data, json, python, refuse, source, strings};
+use super::{data, json, python, refuse, source, strings, work};
 
 /// Filters of `minijinja` without a counterpart of the same meaning in Jinja2.
 const REMOVED: [&str; 11] =
@@ -15,43 +15,64 @@ const REMOVED: [&str; 11] =
 /// Adds the filters.
 pub(super) fn add(environment: &mut Environment<'static>) {
     REMOVED.iter().for_each(|name| environment.remove_filter(name));
-    let mut add = |name: &'static str, filter: fn(&[Value]) -> Result<Value, Error>| {
-        environment.add_filter(name, move |args: Rest<Value>, kwargs: Kwargs| filter(&all(args, kwargs)));
+    type Filter = fn(&State, &[Value]) -> Result<Value, Error>;
+    let mut add = |name: &'static str, filter: Filter| {
+        environment.add_filter(name, move |state: &State, args: Rest<Value>, kwargs: Kwargs| {
+            let args = all(args, kwargs);
+            args.iter()
+                .filter_map(Value::as_str)
+                .try_for_each(|text| work::pay_for_text(state, text.len()))?;
+            filter(state, &args)
+        });
     };
     add("tojson", json::tojson);
-    add("safe", |args| Ok(Value::from(subject("safe", args)?)));
-    add("string", |args| Ok(Value::from(subject("string", args)?)));
-    add("upper", |args| Ok(Value::from(subject("upper", args)?.to_uppercase())));
-    add("lower", |args| Ok(Value::from(subject("lower", args)?.to_lowercase())));
-    add("capitalize", |args| Ok(Value::from(python::capitalize(&subject("capitalize", args)?))));
-    add("title", |args| Ok(Value::from(title(&subject("title", args)?))));
+    add("safe", |state, args| Ok(Value::from(subject(state, "safe", args)?)));
+    add("string", |state, args| Ok(Value::from(subject(state, "string", args)?)));
+    add("upper", |state, args| Ok(Value::from(subject(state, "upper", args)?.to_uppercase())));
+    add("lower", |state, args| Ok(Value::from(subject(state, "lower", args)?.to_lowercase())));
+    add("capitalize", |state, args| {
+        Ok(Value::from(python::capitalize(&subject(state, "capitalize", args)?)))
+    });
+    add("title", |state, args| Ok(Value::from(title(&subject(state, "title", args)?))));
     add("trim", trim);
     add("indent", indent);
-    add("length", length);
-    add("count", length);
-    add("first", |args| Ok(iterate(one("first", args)?)?.try_iter()?.next().unwrap_or_default()));
-    add("last", |args| Ok(iterate(one("last", args)?)?.try_iter()?.last().unwrap_or_default()));
-    add("list", |args| Ok(Value::from(iterate(one("list", args)?)?.try_iter()?.collect::<Vec<_>>())));
-    add("items", items);
-    add("default", default);
-    add("d", default);
-    add("int", int);
-    add("float", float);
-    add("round", round);
-    add(source::ITERATE_FILTER, |args| {
+    add("length", |_, args| length(args));
+    add("count", |_, args| length(args));
+    add("first", |_, args| Ok(iterate(one("first", args)?)?.try_iter()?.next().unwrap_or_default()));
+    add("last", |state, args| {
+        let value = iterate(one("last", args)?)?;
+        pay_for_items(state, &value)?;
+        Ok(value.try_iter()?.last().unwrap_or_default())
+    });
+    add("list", |state, args| {
+        let value = iterate(one("list", args)?)?;
+        pay_for_items(state, &value)?;
+        Ok(Value::from(value.try_iter()?.collect::<Vec<_>>()))
+    });
+    add("items", |_, args| items(args));
+    add("default", |_, args| default(args));
+    add("d", |_, args| default(args));
+    add("int", |_, args| int(args));
+    add("float", |_, args| float(args));
+    add("round", |_, args| round(args));
+    add(source::ITERATE_FILTER, |_, args| {
         let value = iterate(one("for", args)?)?;
         // A loop over characters knows its length.
         let chars = value.as_str().map(|text| text.chars().map(Value::from).collect::<Vec<_>>());
         Ok(chars.map_or(value, Value::from))
     });
-    add(source::SPAN_FILTER, |args| {
-        Ok(Value::from(format!("{}{}{}", SPAN.0, subject("generation", args)?, SPAN.1)))
+    add(source::SPAN_FILTER, |state, args| {
+        Ok(Value::from(format!("{}{}{}", SPAN.0, subject(state, "generation", args)?, SPAN.1)))
+    });
+    environment.add_filter(source::TEXT_FILTER, |state: &State, value: Value| match value.as_str() {
+        Some(_) => Ok(value),
+        None => python::string(state, &value).map(Value::from),
     });
     environment.add_filter("replace", |state: &State, args: Rest<Value>, kwargs: Kwargs| {
         let args = all(args, kwargs);
         let [value, old, new, count] =
             Arguments::new("replace", &args, ["s", "old", "new", "count"])?.values();
-        let text = |value: Option<Value>| python::string(&value.unwrap_or_default());
+        let text = |value: Option<Value>| python::string(state, &value.unwrap_or_default());
         let count = count.filter(|count| !count.is_none());
         let count = usize::try_from(integer("replace", count.as_ref(), -1)?).unwrap_or(usize::MAX);
         strings::replace(state, &text(value)?, &text(old)?, &text(new)?, count)
@@ -66,7 +87,7 @@ pub(super) fn add(environment: &mut Environment<'static>) {
             }
             false => value,
         };
-        check_depth(state, &value, 0)?;
+        work::pay_for_walk(state, &value)?;
         Ok::<Value, Error>(value)
     });
 }
@@ -87,39 +108,20 @@ fn one(filter: &str, args: &[Value]) -> Result<Value, Error> {
 }
 
 /// The only argument as text.
-fn subject(filter: &str, args: &[Value]) -> Result<String, Error> {
-    python::string(&one(filter, args)?)
+fn subject(state: &State, filter: &str, args: &[Value]) -> Result<String, Error> {
+    python::string(state, &one(filter, args)?)
 }
 
-/// Maximum depth of values that a namespace stores; JSON of rows reaches 128.
-const MAX_DEPTH: usize = 200;
-
-fn check_depth(state: &State, value: &Value, depth: usize) -> Result<(), Error> {
-    if depth > MAX_DEPTH {
-        return Err(refuse("values are nested too deeply"));
-    }
-    match value.kind() {
-        ValueKind::Seq | ValueKind::Iterable => {
-            for item in value.try_iter()? {
-                state.consume_fuel(1)?;
-                check_depth(state, &item, depth + 1)?;
-            }
-        }
-        ValueKind::Map => {
-            for key in value.try_iter()? {
-                state.consume_fuel(1)?;
-                check_depth(state, &value.get_item(&key)?, depth + 1)?;
-            }
-        }
-        _ => {}
-    }
-    Ok(())
+/// Pays for reading the items of a value.
+fn pay_for_items(state: &State, value: &Value) -> Result<(), Error> {
+    state.consume_fuel(value.len().unwrap_or_default() as u64)
 }
 
 fn join(state: &State, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let args = all(args, kwargs);
     let [value, separator, attribute] = Arguments::new("join", &args, ["value", "d", "attribute"])?.values();
-    let separator = separator.map(|separator| python::string(&separator)).transpose()?.unwrap_or_default();
+    let separator =
+        separator.map(|separator| python::string(state, &separator)).transpose()?.unwrap_or_default();
     let attribute = attribute.filter(|attribute| !attribute.is_none());
     let mut joined = String::new();
     for (at, item) in iterate(value.unwrap_or_default())?.try_iter()?.enumerate() {
@@ -127,7 +129,7 @@ fn join(state: &State, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error
             None => item,
             Some(attribute) => item.get_attr(text("join", Some(attribute))?)?,
         };
-        let item = python::string(&item)?;
+        let item = python::string(state, &item)?;
         state.consume_fuel(1 + ((item.len() + separator.len()) / 64) as u64)?;
         joined.push_str(if at > 0 { &separator } else { "" });
         joined.push_str(&item);
@@ -135,16 +137,16 @@ fn join(state: &State, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error
     Ok(Value::from(joined))
 }
 
-fn trim(args: &[Value]) -> Result<Value, Error> {
+fn trim(state: &State, args: &[Value]) -> Result<Value, Error> {
     let [value, chars] = Arguments::new("trim", args, ["value", "chars"])?.values();
-    let string = python::string(&value.unwrap_or_default())?;
+    let string = python::string(state, &value.unwrap_or_default())?;
     let chars = chars.filter(|chars| !chars.is_none());
     let chars = chars.as_ref().map(|chars| text("trim", Some(chars))).transpose()?;
     Ok(Value::from(strings::strip(&string, chars, true, true)))
 }
 
 /// Indents all lines but the first, and not those that are empty.
-fn indent(args: &[Value]) -> Result<Value, Error> {
+fn indent(state: &State, args: &[Value]) -> Result<Value, Error> {
     let [value, width, first, blank] =
         Arguments::new("indent", args, ["s", "width", "first", "blank"])?.values();
     let value = value.unwrap_or_default();
@@ -160,6 +162,8 @@ fn indent(args: &[Value]) -> Result<Value, Error> {
     {
         return Err(refuse("indent: text with line ends other than \\n is not supported"));
     }
+    let lines = string.bytes().filter(|&byte| byte == b'\n').count();
+    work::pay_for_copy(state, lines.saturating_mul(indention.len()))?;
     let blank = is_true(blank.as_ref(), false);
     let mut out = if is_true(first.as_ref(), false) { indention.clone() } else { String::new() };
     for (at, line) in string.split('\n').enumerate() {

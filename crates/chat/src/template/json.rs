@@ -1,13 +1,13 @@
 //! `tojson` of transformers: Python's `json.dumps`, which escapes nothing for HTML.
 
 use minijinja::value::ValueKind;
-use minijinja::{Error, Value};
+use minijinja::{Error, State, Value};
 
 use super::arguments::{Arguments, integer, is_true};
-use super::{python, refuse};
+use super::{python, refuse, work};
 
 /// The filter `tojson`.
-pub(super) fn tojson(args: &[Value]) -> Result<Value, Error> {
+pub(super) fn tojson(state: &State, args: &[Value]) -> Result<Value, Error> {
     let names = ["value", "ensure_ascii", "indent", "separators", "sort_keys"];
     let [value, ensure_ascii, indent, separators, sort_keys] =
         Arguments::new("tojson", args, names)?.values();
@@ -33,6 +33,7 @@ pub(super) fn tojson(args: &[Value]) -> Result<Value, Error> {
         }
     };
     let mut dump = Dump {
+        state,
         out: String::new(),
         indent,
         item,
@@ -45,7 +46,9 @@ pub(super) fn tojson(args: &[Value]) -> Result<Value, Error> {
 }
 
 /// A text of JSON that is being written.
-struct Dump {
+struct Dump<'s> {
+    /// Its fuel pays for the text.
+    state: &'s State<'s, 's>,
     out: String,
     indent: Option<String>,
     item: String,
@@ -54,11 +57,12 @@ struct Dump {
     is_sorted: bool,
 }
 
-impl Dump {
+impl Dump<'_> {
     fn write(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
-        if depth > python::MAX_DEPTH {
+        if depth > work::MAX_DEPTH {
             return Err(refuse("tojson: values are nested too deeply"));
         }
+        work::pay_for_text(self.state, value.as_str().map_or(0, str::len))?;
         if let Some(text) = value.as_str() {
             self.quote(text);
             return Ok(());
@@ -76,10 +80,10 @@ impl Dump {
                 let items: Vec<Value> = value.try_iter()?.collect();
                 self.out.push('[');
                 for (at, item) in items.iter().enumerate() {
-                    self.separate(at, depth + 1);
+                    self.separate(at, depth + 1)?;
                     self.write(item, depth + 1)?;
                 }
-                self.close(items.is_empty(), depth);
+                self.close(items.is_empty(), depth)?;
                 self.out.push(']');
             }
             ValueKind::Undefined => return Err(refuse("tojson: the value is undefined")),
@@ -109,34 +113,34 @@ impl Dump {
         }
         self.out.push('{');
         for (at, (name, value)) in entries.iter().enumerate() {
-            self.separate(at, depth + 1);
+            self.separate(at, depth + 1)?;
+            work::pay_for_text(self.state, name.len() + self.key.len())?;
             self.quote(name);
             self.out.push_str(&self.key.clone());
             self.write(value, depth + 1)?;
         }
-        self.close(entries.is_empty(), depth);
+        self.close(entries.is_empty(), depth)?;
         self.out.push('}');
         Ok(())
     }
 
-    fn separate(&mut self, at: usize, depth: usize) {
+    fn separate(&mut self, at: usize, depth: usize) -> Result<(), Error> {
         if at > 0 {
             self.out.push_str(&self.item);
         }
-        self.break_line(depth);
+        self.break_line(depth)
     }
 
-    fn close(&mut self, is_empty: bool, depth: usize) {
-        if !is_empty {
-            self.break_line(depth);
-        }
+    fn close(&mut self, is_empty: bool, depth: usize) -> Result<(), Error> {
+        if is_empty { Ok(()) } else { self.break_line(depth) }
     }
 
-    fn break_line(&mut self, depth: usize) {
-        if let Some(indent) = &self.indent {
-            self.out.push('\n');
-            (0..depth).for_each(|_| self.out.push_str(indent));
-        }
+    fn break_line(&mut self, depth: usize) -> Result<(), Error> {
+        let Some(indent) = &self.indent else { return Ok(()) };
+        work::pay_for_copy(self.state, depth.saturating_mul(indent.len()))?;
+        self.out.push('\n');
+        (0..depth).for_each(|_| self.out.push_str(indent));
+        Ok(())
     }
 
     fn quote(&mut self, text: &str) {

@@ -4,27 +4,35 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::arguments::{Arguments, integer, is_true, iterate, text};
-use super::{data, python, refuse, strings};
+use super::{data, python, refuse, strings, work};
 
 /// Calls a method of a value that has no methods of its own.
 pub(super) fn call(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match (value.as_str(), value.kind()) {
         (Some(string), _) => string_method(state, string, method, args),
         (None, ValueKind::Map) => data::dict_method(value, method, args),
-        (None, _) if python::is_list(value) => list_method(value, method, args),
+        (None, _) if python::is_list(value) => list_method(state, value, method, args),
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }
 }
 
-fn list_method(list: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
-    let items = || list.try_iter();
+/// Bytes that are split for the work of one instruction.
+const SPLIT_BYTES: usize = 8;
+
+fn list_method(state: &State, list: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+    let items = || {
+        work::pay_for_walk(state, list)?;
+        list.try_iter()
+    };
     match method {
         "count" => {
             let [item] = Arguments::new(method, args, ["value"])?.values();
+            item.iter().try_for_each(|item| work::pay_for_walk(state, item))?;
             Ok(Value::from(items()?.filter(|other| Some(other) == item.as_ref()).count()))
         }
         "index" => {
             let [item] = Arguments::new(method, args, ["value"])?.values();
+            item.iter().try_for_each(|item| work::pay_for_walk(state, item))?;
             let found = items()?.position(|other| Some(&other) == item.as_ref());
             found.map(Value::from).ok_or_else(|| refuse("index(): the value is not in the list"))
         }
@@ -37,6 +45,8 @@ fn list_method(list: &Value, method: &str, args: &[Value]) -> Result<Value, Erro
 }
 
 fn string_method(state: &State, string: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
+    work::pay_for_text(state, string.len())?;
+    args.iter().filter_map(Value::as_str).try_for_each(|text| work::pay_for_text(state, text.len()))?;
     match method {
         "strip" | "lstrip" | "rstrip" => {
             let [chars] = Arguments::new(method, args, ["chars"])?.values();
@@ -48,6 +58,8 @@ fn string_method(state: &State, string: &str, method: &str, args: &[Value]) -> R
             let [separator, maxsplit] = Arguments::new(method, args, ["sep", "maxsplit"])?.values();
             let limit = usize::try_from(integer(method, maxsplit.as_ref(), -1)?).unwrap_or(usize::MAX - 1);
             let separator = separator.filter(|separator| !separator.is_none());
+            // Parts take more room than the text.
+            state.consume_fuel((string.len() / SPLIT_BYTES) as u64)?;
             let parts = match &separator {
                 None => split_at_spaces(string, limit, method == "rsplit"),
                 Some(separator) => {

@@ -20,6 +20,8 @@ mod folder;
 mod json;
 mod marks;
 mod methods;
+mod nesting;
+mod operands;
 mod predicates;
 mod prefix;
 mod probe;
@@ -27,6 +29,7 @@ mod python;
 mod scan;
 mod source;
 mod strings;
+mod work;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -156,9 +159,12 @@ impl Template {
             let mut environment = environment.clone();
             // A rendering near the limit is left to the template itself.
             environment.set_fuel(Some(FUEL / 2));
-            environment.add_template_owned(NAME, source).is_ok().then_some(environment)
+            matches!(parse(&mut environment, source), Some(Ok(()))).then_some(environment)
         });
-        environment.add_template_owned(NAME, rewritten.source).map_err(|error| {
+        let parsed = parse(&mut environment, rewritten.source).ok_or_else(|| {
+            ChatError::new(format!("chat template {location}: the library that reads it failed"), REFUSED)
+        })?;
+        parsed.map_err(|error| {
             let line = error.line().map_or(String::new(), |line| format!(", line {line}"));
             ChatError::new(format!("chat template {location}{line}: {}", message_of(&error)), REFUSED)
         })?;
@@ -330,6 +336,12 @@ impl Template {
         };
         RowFailure::Error(ChatError::new(format!("chat template {}{line}: {problem}", self.location), advice))
     }
+}
+
+/// Parses a template; `None` if `minijinja` panics, as it does over errors far to the right in a debug build.
+fn parse(environment: &mut Environment<'static>, source: String) -> Option<Result<(), Error>> {
+    let parse = || environment.add_template_owned(NAME, source);
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(parse)).ok()
 }
 
 const REFUSED: &str = "correct the template, or name another with data.chat_template";

@@ -2,7 +2,7 @@
 //! `minijinja` has are removed.
 
 use minijinja::value::{ObjectRepr, ValueKind};
-use minijinja::{Environment, Value};
+use minijinja::{Environment, Error, State, Value};
 
 use super::data::BoundMethod;
 use super::python;
@@ -42,14 +42,14 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     });
     // Calling undefined is what fails, in Jinja2.
     add("callable", |value| value.is_undefined() || is_callable(value));
-    add("lower", |value| {
-        let text = python::string(value).unwrap_or_default();
-        text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase)
-    });
-    add("upper", |value| {
-        let text = python::string(value).unwrap_or_default();
-        text.chars().any(char::is_uppercase) && !text.chars().any(char::is_lowercase)
-    });
+    let mut add = |name: &'static str, has: fn(char) -> bool, lacks: fn(char) -> bool| {
+        environment.add_test(name, move |state: &State, value: Value| -> Result<bool, Error> {
+            let text = python::string(state, &value)?;
+            Ok(text.chars().any(has) && !text.chars().any(lacks))
+        });
+    };
+    add("lower", char::is_lowercase, char::is_uppercase);
+    add("upper", char::is_uppercase, char::is_lowercase);
 }
 
 /// True for values that can be called.

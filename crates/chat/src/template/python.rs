@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use minijinja::value::{Object, ObjectRepr, ValueKind};
-use minijinja::{Error, Value};
+use minijinja::{Error, State, Value};
 
 use super::refuse;
+use super::work::{self, MAX_DEPTH};
 
 /// A float that prints with an exponent.
 #[derive(Debug)]
@@ -29,32 +30,50 @@ impl Object for Float {
 /// `str(value)`. Undefined is empty, as in Jinja2.
 ///
 /// # Errors
-/// A value whose text depends on its address in memory.
-pub(super) fn string(value: &Value) -> Result<String, Error> {
+/// A value whose text depends on its address in memory; values nested too deeply; more text than `state` has
+/// fuel for.
+pub(super) fn string(state: &State, value: &Value) -> Result<String, Error> {
     match value.as_str() {
-        Some(text) => Ok(text.to_owned()),
+        Some(text) => {
+            work::pay_for_copy(state, text.len())?;
+            Ok(text.to_owned())
+        }
         None if value.is_undefined() => Ok(String::new()),
-        None => repr(value),
+        None => printed(value, &mut |bytes| work::pay_for_text(state, bytes)),
     }
 }
 
-/// `repr(value)`.
+/// Maximum size of a text that no fuel pays for.
+const MAX_UNPAID_BYTES: usize = 1 << 20;
+
+/// `repr(value)`, where no state pays for it.
 ///
 /// # Errors
-/// A value whose text depends on its address in memory; values nested too deeply.
+/// Those of [`string`]; more than a MiB.
 pub(super) fn repr(value: &Value) -> Result<String, Error> {
+    let mut left = MAX_UNPAID_BYTES;
+    printed(value, &mut |bytes| {
+        left = left.checked_sub(1 + bytes).ok_or_else(|| refuse("a value is too long to be printed"))?;
+        Ok(())
+    })
+}
+
+fn printed(value: &Value, pay: &mut dyn FnMut(usize) -> Result<(), Error>) -> Result<String, Error> {
     let mut text = String::new();
-    write(value, &mut text, 0)?;
+    write(value, &mut text, 0, pay)?;
     Ok(text)
 }
 
-/// Maximum depth of lists and dictionaries that are printed.
-pub(super) const MAX_DEPTH: usize = 200;
-
-fn write(value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
+fn write(
+    value: &Value,
+    out: &mut String,
+    depth: usize,
+    pay: &mut dyn FnMut(usize) -> Result<(), Error>,
+) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(refuse("values are nested too deeply to be printed"));
     }
+    pay(value.as_str().map_or(0, str::len))?;
     if let Some(text) = value.as_str() {
         quote(text, out);
         return Ok(());
@@ -72,9 +91,9 @@ fn write(value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
             out.push('{');
             for (at, key) in value.try_iter()?.enumerate() {
                 out.push_str(if at > 0 { ", " } else { "" });
-                write(&key, out, depth + 1)?;
+                write(&key, out, depth + 1, pay)?;
                 out.push_str(": ");
-                write(&value.get_item(&key)?, out, depth + 1)?;
+                write(&value.get_item(&key)?, out, depth + 1, pay)?;
             }
             out.push('}');
         }
@@ -84,7 +103,7 @@ fn write(value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
             let mut len = 0;
             for item in value.try_iter()? {
                 out.push_str(if len > 0 { ", " } else { "" });
-                write(&item, out, depth + 1)?;
+                write(&item, out, depth + 1, pay)?;
                 len += 1;
             }
             out.push_str(if value.is_tuple() && len == 1 { "," } else { "" });
@@ -157,8 +176,13 @@ fn quote(text: &str, out: &mut String) {
 }
 
 fn is_printable(c: char) -> bool {
+    if c.is_ascii() {
+        return !c.is_ascii_control();
+    }
     // A letter before it keeps a combining mark as it is.
-    c == '"' || c == '\'' || !format!("a{c}").escape_debug().any(|escaped| escaped == '\\')
+    let mut text = [b'a'; 5];
+    let len = 1 + c.encode_utf8(&mut text[1..]).len();
+    str::from_utf8(&text[..len]).is_ok_and(|text| !text.escape_debug().any(|escaped| escaped == '\\'))
 }
 
 /// True for Python's white space: that of Unicode and U+001C to U+001F.

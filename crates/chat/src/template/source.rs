@@ -4,17 +4,22 @@
 //! - `{% generation %}` becomes a filter block that marks its text;
 //! - `x.items` without a call asks for the method before the key, `x["items"]` for the key first;
 //! - what a loop runs over must be iterable: Python refuses none and numbers;
-//! - what is stored in a namespace may not be nested without end;
+//! - what is stored in a namespace may not be nested without end, and what is compared is paid for (`operands`);
+//! - operands of `~` become text as in Python;
 //! - statements that transformers does not know are refused, and `safe` beside operators that then escape.
 
 use super::data::{ATTRIBUTE, DICT_METHODS, ITEM};
 use super::marks::is_marked;
+use super::nesting::Nesting;
+use super::operands;
 use super::scan::{TagKind, TemplateToken, tokens};
 
 /// Filter that marks the text of a generation block.
 pub(super) const SPAN_FILTER: &str = "xtrain_generation";
 /// Filter that refuses what Python cannot iterate.
 pub(super) const ITERATE_FILTER: &str = "xtrain_iterate";
+/// Filter that turns an operand of `~` into text, as Python does.
+pub(super) const TEXT_FILTER: &str = "xtrain_text";
 /// Filter that refuses values nested so deeply that freeing them would overflow the stack.
 pub(super) const DEPTH_FILTER: &str = "xtrain_depth";
 /// Function that turns a dictionary of the template into one with Python's methods.
@@ -66,7 +71,8 @@ pub(super) fn rewrite(source: &str) -> Result<Rewritten, (usize, String)> {
             "it holds private-use characters (U+10F8F0 to U+10F8F5) that mark text here".to_owned(),
         ));
     }
-    let mut rewriter = Rewriter { out: Rewritten::default(), blocks: Vec::new() };
+    let mut rewriter =
+        Rewriter { out: Rewritten::default(), blocks: Vec::new(), nesting: Nesting::default() };
     let (mut at, mut line) = (0, 1);
     while let Some(start) = next_tag(&source[at..]) {
         rewriter.out.source.push_str(&source[at..at + start]);
@@ -95,6 +101,7 @@ struct Rewriter {
     out: Rewritten,
     /// Open blocks other than `if`: name and line.
     blocks: Vec<(&'static str, usize)>,
+    nesting: Nesting,
 }
 
 impl Rewriter {
@@ -124,6 +131,7 @@ impl Rewriter {
             return Err((line, "`+}}` does not end an expression".to_owned()));
         }
         let name = tokens.iter().find(|token| token.kind != TagKind::Space).filter(|_| close == "%}");
+        self.nesting.add(&tokens, name.map(|name| name.text.as_str()), line)?;
         match name.map(|name| name.text.as_str()) {
             Some("generation") => self.open_generation(&tokens, mark, end, line)?,
             Some("endgeneration") => self.close_generation(&tokens, mark, end, line)?,
@@ -240,6 +248,8 @@ fn rewrite_tokens(tokens: &[TemplateToken], statement: Option<&str>) -> Result<S
     let mut out: Vec<String> = Vec::new();
     // Tokens without white space, and the position of each in `out`.
     let mut before: Vec<(TemplateToken, usize)> = Vec::new();
+    // Strings of several tokens, with the position of the first.
+    let mut joined: Vec<(String, usize)> = Vec::new();
     let next_of = |at: usize| tokens[at + 1..].iter().find(|token| token.kind != TagKind::Space);
     for (at, token) in tokens.iter().enumerate() {
         let mut text = token.text.clone();
@@ -256,9 +266,11 @@ fn rewrite_tokens(tokens: &[TemplateToken], statement: Option<&str>) -> Result<S
                 let breaks = "\n".repeat(text.matches('\n').count());
                 text = quoted(&if asks { format!("{ITEM}{value}") } else { value.clone() }) + &breaks;
                 // Strings that follow each other are one.
-                if let Some((TemplateToken { kind: TagKind::Text(first), .. }, place)) = before.last_mut() {
-                    first.push_str(value);
-                    out[*place] = quoted(first);
+                if let Some((TemplateToken { kind: TagKind::Text(first), .. }, place)) = before.last() {
+                    match joined.last_mut().filter(|(_, other)| other == place) {
+                        Some((text, _)) => text.push_str(value),
+                        None => joined.push((format!("{first}{value}"), *place)),
+                    }
                     out.push(breaks);
                     continue;
                 }
@@ -281,9 +293,13 @@ fn rewrite_tokens(tokens: &[TemplateToken], statement: Option<&str>) -> Result<S
         }
         out.push(text);
     }
+    for (text, place) in joined {
+        out[place] = quoted(&text);
+    }
+    operands::pass(&before, statement, &mut out);
     match statement {
-        Some("for") => check_iterable(&before, &mut out),
-        Some("set") => check_depth(&before, &mut out),
+        Some("for") => operands::pass_iterable(&before, &mut out),
+        Some("set") => operands::pass_stored(&before, &mut out),
         _ => {}
     }
     Ok(out.concat())
@@ -296,42 +312,6 @@ fn is_operand(token: &TemplateToken) -> bool {
         TagKind::Name => !WORDS.contains(&token.text.as_str()),
         TagKind::Text(_) => true,
         _ => token.is(")") || token.is("]"),
-    }
-}
-
-/// Passes what a loop runs over through a filter: the expression between `in` and `if`, `recursive` or the
-/// end.
-fn check_iterable(tokens: &[(TemplateToken, usize)], out: &mut [String]) {
-    let mut depth = 0_usize;
-    let (mut first, mut last) = (None, None);
-    for (token, place) in tokens {
-        match token.text.as_str() {
-            "(" | "[" | "{" if token.kind == TagKind::Operator => depth += 1,
-            ")" | "]" | "}" if token.kind == TagKind::Operator => depth = depth.saturating_sub(1),
-            "in" if depth == 0 && first.is_none() && token.kind == TagKind::Name => {
-                first = Some(*place);
-                continue;
-            }
-            "if" | "recursive" if depth == 0 && first.is_some() && token.kind == TagKind::Name => break,
-            _ => {}
-        }
-        if first.is_some() {
-            last = Some(*place);
-        }
-    }
-    if let (Some(first), Some(last)) = (first, last) {
-        out[first].push_str(" (");
-        out[last].push_str(&format!(")|{ITERATE_FILTER} "));
-    }
-}
-
-/// Passes what is stored in a namespace through a filter: the expression after `=`.
-fn check_depth(tokens: &[(TemplateToken, usize)], out: &mut [String]) {
-    let Some(equals) = tokens.iter().position(|(token, _)| token.is("=")) else { return };
-    let has_attribute = tokens[..equals].iter().any(|(token, _)| token.is("."));
-    if let (true, Some((_, last))) = (has_attribute && equals + 1 < tokens.len(), tokens.last()) {
-        out[tokens[equals].1].push_str(" (");
-        out[*last].push_str(&format!(")|{DEPTH_FILTER} "));
     }
 }
 

@@ -1,12 +1,15 @@
 //! Operations on strings that filters and methods share.
 
+use std::collections::BTreeSet;
+
 use minijinja::{Error, State, Value};
 
 use super::python;
 
 /// `str.strip` at either end, of Python's white space unless `chars` are given.
 pub(super) fn strip<'s>(string: &'s str, chars: Option<&str>, at_start: bool, at_end: bool) -> &'s str {
-    let is_removed = |c: char| chars.map_or(python::is_space(c), |chars| chars.contains(c));
+    let chars: Option<BTreeSet<char>> = chars.map(|chars| chars.chars().collect());
+    let is_removed = |c: char| chars.as_ref().map_or(python::is_space(c), |chars| chars.contains(&c));
     let string = if at_start { string.trim_start_matches(is_removed) } else { string };
     if at_end { string.trim_end_matches(is_removed) } else { string }
 }

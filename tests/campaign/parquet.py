@@ -1,4 +1,4 @@
-"""A writer of small parquet files with one column of strings, in the encodings that readers must bound.
+"""A writer of small parquet files: a column of strings in the encodings that readers must bound, and conversations.
 
 Structures are in Thrift's compact protocol: `{field: (type, value)}`.
 """
@@ -8,6 +8,7 @@ import struct
 I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12
 BYTE_ARRAY, UTF8, REQUIRED, UNCOMPRESSED, DATA_PAGE, RLE = 6, 0, 0, 0, 0, 3
 PLAIN, DELTA_LENGTH, DELTA = 0, 6, 7
+REPEATED, CONVERTED_LIST = 2, 3
 
 
 def unsigned(number):
@@ -65,26 +66,74 @@ def page(texts, encoding):
     return numbers(prefixes) + page(suffixes, DELTA_LENGTH)
 
 
-def write(path, texts, encoding):
-    """Writes the texts as the column `text` of one row group with one page."""
+def levels(values):
+    """Levels of repetition or definition that are 0 or 1: bit-packed groups of eight behind their length."""
+    groups = -(-len(values) // 8)
+    bits = sum(value << at for at, value in enumerate(values))
+    packed = unsigned(groups << 1 | 1) + bits.to_bytes(groups, "little")
+    return struct.pack("<I", len(packed)) + packed
+
+
+def chunk(at, path, texts, encoding, repeated=None):
+    """A column with one page, for a file in which `at` bytes precede it: its bytes, and its description.
+
+    `repeated` has levels of repetition and of definition, for values in lists.
+    """
     texts = [text.encode() for text in texts]
-    values = page(texts, encoding)
-    counts = {1: (I32, len(texts)), 2: (I32, encoding), 3: (I32, RLE), 4: (I32, RLE)}
+    values = b"".join(levels(level) for level in repeated or []) + page(texts, encoding)
+    count = len(repeated[0]) if repeated else len(texts)
+    counts = {1: (I32, count), 2: (I32, encoding), 3: (I32, RLE), 4: (I32, RLE)}
     header = encode(STRUCT, {1: (I32, DATA_PAGE), 2: (I32, len(values)), 3: (I32, len(values)), 5: (STRUCT, counts)})
     size = len(header) + len(values)
     column = {
         1: (I32, BYTE_ARRAY),
         2: (LIST, (I32, [encoding, RLE])),
-        3: (LIST, (BINARY, [b"text"])),
+        3: (LIST, (BINARY, [name.encode() for name in path])),
         4: (I32, UNCOMPRESSED),
-        5: (I64, len(texts)),
+        5: (I64, count),
         6: (I64, size),
         7: (I64, size),
-        9: (I64, 4),
+        9: (I64, at),
     }
-    group = {1: (LIST, (STRUCT, [{2: (I64, 4), 3: (STRUCT, column)}])), 2: (I64, size), 3: (I64, len(texts))}
+    return header + values, {2: (I64, at), 3: (STRUCT, column)}
+
+
+def leaf(name):
+    return {1: (I32, BYTE_ARRAY), 3: (I32, REQUIRED), 4: (BINARY, name.encode()), 6: (I32, UTF8)}
+
+
+def group(name, repetition, children, converted=None):
+    kind = {} if converted is None else {6: (I32, converted)}
+    return {3: (I32, repetition), 4: (BINARY, name.encode()), 5: (I32, children), **kind}
+
+
+def write_file(path, rows, schema, columns):
+    """Writes a file with one row group. `columns` have the arguments of `chunk` after the first."""
+    content, described = b"PAR1", []
+    for column in columns:
+        values, description = chunk(len(content), *column)
+        content += values
+        described.append(description)
+    size = len(content) - 4
+    groups = {1: (LIST, (STRUCT, described)), 2: (I64, size), 3: (I64, rows)}
+    footer = encode(STRUCT, {1: (I32, 1), 2: (LIST, (STRUCT, schema)), 3: (I64, rows), 4: (LIST, (STRUCT, [groups]))})
+    path.write_bytes(content + footer + struct.pack("<I", len(footer)) + b"PAR1")
+
+
+def write(path, texts, encoding):
+    """Writes the texts as the column `text` of one row group with one page."""
     root = {4: (BINARY, b"schema"), 5: (I32, 1)}
-    leaf = {1: (I32, BYTE_ARRAY), 3: (I32, REQUIRED), 4: (BINARY, b"text"), 6: (I32, UTF8)}
-    schema = (LIST, (STRUCT, [root, leaf]))
-    footer = encode(STRUCT, {1: (I32, 1), 2: schema, 3: (I64, len(texts)), 4: (LIST, (STRUCT, [group]))})
-    path.write_bytes(b"PAR1" + header + values + footer + struct.pack("<I", len(footer)) + b"PAR1")
+    write_file(path, len(texts), [root, leaf("text")], [(["text"], texts, encoding)])
+
+
+def write_conversations(path, rows):
+    """Writes rows of `messages`, with `role` and `content`, as lists of structures."""
+    root = {4: (BINARY, b"schema"), 5: (I32, 1)}
+    schema = [root, group("messages", REQUIRED, 1, CONVERTED_LIST), group("list", REPEATED, 1), group("element", REQUIRED, 2)]
+    messages = [message for row in rows for message in row["messages"]]
+    repetition = [int(at > 0) for row in rows for at in range(len(row["messages"]))]
+    columns = [
+        (["messages", "list", "element", name], [message[name] for message in messages], PLAIN, [repetition, [1] * len(messages)])
+        for name in ("role", "content")
+    ]
+    write_file(path, len(rows), [*schema, leaf("role"), leaf("content")], columns)

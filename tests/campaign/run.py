@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 
+import chats
 import configurations
 import environment
 import flips
@@ -32,6 +33,7 @@ from program import Failure, Program
 CAMPAIGNS = {
     "kills": kills,
     "mutations": mutations,
+    "chats": chats,
     "configurations": configurations,
     "environment": environment,
     "ranks": ranks,

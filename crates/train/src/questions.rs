@@ -29,8 +29,8 @@ pub(crate) fn questions(sources: &Sources<'_>, tokenizer: &Tokenizer) -> Result<
 }
 
 /// The token ids of each question before the data of a run is opened, with the tokenizer that is `known`, or
-/// that of the configuration or of `shards`. If it is learned from the text or cannot be read, only a template
-/// that is missing or refused is an error.
+/// that of the configuration or of `shards`. If it is learned from the text or cannot be read, only a
+/// template that is missing or refused is an error.
 ///
 /// # Errors
 /// Those of [`questions`].

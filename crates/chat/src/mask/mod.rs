@@ -205,8 +205,8 @@ impl Renderer<'_> {
 /// Renders a conversation, and finds what is trained.
 ///
 /// # Errors
-/// [`RowFailure::Drop`] for a row without trained text, with private-use marks or with too many turns, or whose
-/// template raises;
+/// [`RowFailure::Drop`] for a row without trained text, with private-use marks or with too many turns, or
+/// whose template raises;
 /// [`RowFailure::Error`] for a template that fails, a prompt that does not begin its answer, and an answer
 /// without a stop token.
 pub fn samples(

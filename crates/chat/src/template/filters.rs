@@ -6,7 +6,7 @@ use minijinja::{Environment, Error, State, Value};
 
 use super::arguments::{Arguments, integer, is_true, iterate, text};
 use super::marks::SPAN;
-use super::{data, json, python, refuse, source, strings, work};
+use super::{data, json, operands, python, refuse, source, strings, work};
 
 /// Filters of `minijinja` without a counterpart of the same meaning in Jinja2.
 const REMOVED: [&str; 11] =
@@ -55,7 +55,7 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     add("int", |_, args| int(args));
     add("float", |_, args| float(args));
     add("round", |_, args| round(args));
-    add(source::ITERATE_FILTER, |_, args| {
+    add(operands::ITERATE_FILTER, |_, args| {
         let value = iterate(one("for", args)?)?;
         // A loop over characters knows its length.
         let chars = value.as_str().map(|text| text.chars().map(Value::from).collect::<Vec<_>>());
@@ -64,7 +64,7 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     add(source::SPAN_FILTER, |state, args| {
         Ok(Value::from(format!("{}{}{}", SPAN.0, subject(state, "generation", args)?, SPAN.1)))
     });
-    environment.add_filter(source::TEXT_FILTER, |state: &State, value: Value| match value.as_str() {
+    environment.add_filter(operands::TEXT_FILTER, |state: &State, value: Value| match value.as_str() {
         Some(_) => Ok(value),
         None => python::string(state, &value).map(Value::from),
     });
@@ -78,7 +78,7 @@ pub(super) fn add(environment: &mut Environment<'static>) {
         strings::replace(state, &text(value)?, &text(old)?, &text(new)?, count)
     });
     environment.add_filter("join", join);
-    environment.add_filter(source::DEPTH_FILTER, |state: &State, value: Value| {
+    environment.add_filter(operands::DEPTH_FILTER, |state: &State, value: Value| {
         // A sum of lists is a chain of iterators, slow to walk: a namespace stores the list itself.
         let value = match value.kind() == ValueKind::Iterable && python::is_list(&value) {
             true => {

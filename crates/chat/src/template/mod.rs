@@ -331,7 +331,7 @@ impl Template {
         }
         let line = innermost(error).line().map_or(String::new(), |line| format!(", line {line}"));
         let (problem, advice) = match error.kind() {
-            ErrorKind::OutOfFuel => ("runs too long".to_owned(), "check it for a loop without end"),
+            ErrorKind::OutOfFuel => (work::TOO_LONG.to_owned(), "check it for a loop without end"),
             _ => (message_of(innermost(error)), "check the row against what the template expects"),
         };
         RowFailure::Error(ChatError::new(format!("chat template {}{line}: {problem}", self.location), advice))

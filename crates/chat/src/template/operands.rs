@@ -2,8 +2,14 @@
 //! which become text as in Python; what a loop runs over; and what a namespace stores.
 
 use super::scan::{TagKind, TemplateToken};
-use super::source::{DEPTH_FILTER, ITERATE_FILTER, TEXT_FILTER};
 use super::work::COMPARED_FILTER;
+
+/// Filter that refuses what Python cannot iterate.
+pub(super) const ITERATE_FILTER: &str = "xtrain_iterate";
+/// Filter that turns an operand of `~` into text, as Python does.
+pub(super) const TEXT_FILTER: &str = "xtrain_text";
+/// Filter that refuses values nested so deeply that freeing them would overflow the stack.
+pub(super) const DEPTH_FILTER: &str = "xtrain_depth";
 
 /// Tokens of a tag without white space, each with its position in the output.
 type Placed = [(TemplateToken, usize)];

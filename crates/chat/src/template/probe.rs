@@ -5,7 +5,9 @@
 
 use serde_json::{Value, json};
 
+use super::work::TOO_LONG;
 use super::{Literals, Template, Templates};
+use crate::error::RowFailure;
 use crate::row::{ChatRow, Conversation, RowFormat, read_row};
 
 /// Markers of templates.
@@ -43,7 +45,12 @@ impl Templates {
             let row = row.as_object().cloned().unwrap_or_default();
             let Ok(ChatRow::Chat(conversation)) = read_row(RowFormat::Messages, &row) else { continue };
             let Ok(template) = self.for_row(conversation.tools.is_some()) else { continue };
-            let Some([whole, prompt]) = renderings(template, &conversation) else { continue };
+            let [whole, prompt] = match renderings(template, &conversation) {
+                Ok(texts) => texts,
+                // It would take as long for all others.
+                Err(RowFailure::Error(error)) if error.problem.ends_with(TOO_LONG) => break,
+                Err(_) => continue,
+            };
             for name in names_in(&whole).chain(names_in(&prompt)) {
                 let counts = !is_optional || template.source().contains(name);
                 if counts && !found.names.iter().any(|known| known == name) {
@@ -57,16 +64,15 @@ impl Templates {
     }
 }
 
-/// The conversation, and its messages before the last answer with the generation prompt; `None` if the
-/// template refuses either.
-fn renderings(template: &Template, conversation: &Conversation) -> Option<[String; 2]> {
+/// The conversation, and its messages before the last answer with the generation prompt.
+fn renderings(template: &Template, conversation: &Conversation) -> Result<[String; 2], RowFailure> {
     let Conversation { messages, tools } = conversation;
-    let none = Literals::new::<&str>([]).ok()?;
+    let none = Literals::new::<&str>([])?;
     let render = |len: usize, prompt: bool| {
         let rendering = template.render(&messages[..len], tools.as_deref(), prompt, &none);
-        rendering.ok().map(|rendering| rendering.text)
+        rendering.map(|rendering| rendering.text)
     };
-    Some([render(messages.len(), false)?, render(messages.len() - 1, true)?])
+    Ok([render(messages.len(), false)?, render(messages.len() - 1, true)?])
 }
 
 /// The conversations that are rendered, plain ones first.

@@ -4,7 +4,8 @@
 //! - `{% generation %}` becomes a filter block that marks its text;
 //! - `x.items` without a call asks for the method before the key, `x["items"]` for the key first;
 //! - what a loop runs over must be iterable: Python refuses none and numbers;
-//! - what is stored in a namespace may not be nested without end, and what is compared is paid for (`operands`);
+//! - what is stored in a namespace may not be nested without end, and what is compared is paid for
+//!   (`operands`);
 //! - operands of `~` become text as in Python;
 //! - statements that transformers does not know are refused, and `safe` beside operators that then escape.
 
@@ -16,12 +17,6 @@ use super::scan::{TagKind, TemplateToken, tokens};
 
 /// Filter that marks the text of a generation block.
 pub(super) const SPAN_FILTER: &str = "xtrain_generation";
-/// Filter that refuses what Python cannot iterate.
-pub(super) const ITERATE_FILTER: &str = "xtrain_iterate";
-/// Filter that turns an operand of `~` into text, as Python does.
-pub(super) const TEXT_FILTER: &str = "xtrain_text";
-/// Filter that refuses values nested so deeply that freeing them would overflow the stack.
-pub(super) const DEPTH_FILTER: &str = "xtrain_depth";
 /// Function that turns a dictionary of the template into one with Python's methods.
 pub(super) const DICT_FUNCTION: &str = "xtrain_dict";
 

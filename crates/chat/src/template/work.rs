@@ -5,11 +5,10 @@
 //! end, although it takes no memory. So what is printed or compared is paid for value by value, each as often
 //! as it is reached.
 
-use minijinja::value::ValueKind;
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, State, Value, filters, tests};
 
 use super::refuse;
-use minijinja::value::Kwargs;
 
 /// Maximum depth of values that are printed, compared or stored; JSON of rows reaches 128.
 pub(super) const MAX_DEPTH: usize = 200;
@@ -19,6 +18,9 @@ const BYTES: usize = 16;
 
 /// Bytes that are compared or copied for the same.
 const COPIED_BYTES: usize = 64;
+
+/// The problem of a template that has no fuel left.
+pub(super) const TOO_LONG: &str = "runs too long";
 
 /// Filter that pays for an operand of a comparison.
 pub(super) const COMPARED_FILTER: &str = "xtrain_compared";

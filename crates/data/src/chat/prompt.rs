@@ -89,8 +89,8 @@ impl<'t> ChatPrompts<'t> {
         not_empty(encode(self.tokenizer, &sample)?.ids)
     }
 
-    /// The rows of files, in order, each without its last message if that is an answer. One row is in memory at
-    /// a time.
+    /// The rows of files, in order, each without its last message if that is an answer. One row is in memory
+    /// at a time.
     pub fn rows<'p>(&'p self, files: &'p [InputFile]) -> PromptRows<'p, 't> {
         PromptRows { prompts: self, files: files.iter(), open: None, row: 0 }
     }
@@ -139,8 +139,8 @@ impl<'t> ChatPrompts<'t> {
 /// Rows that a model is to answer, read one by one.
 ///
 /// # Errors
-/// A file that cannot be read, or is plain text; a template that is missing or refused, if a row needs one. An
-/// error is the last item.
+/// A file that cannot be read, or is plain text; a template that is missing or refused, if a row needs one.
+/// An error is the last item.
 #[derive(Debug)]
 pub struct PromptRows<'p, 't> {
     prompts: &'p ChatPrompts<'t>,

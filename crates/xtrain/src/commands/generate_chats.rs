@@ -1,8 +1,8 @@
 //! `xtrain generate --chats`: answers to the conversations of a file, in one process.
 //!
-//! Rows are read one by one, twice: first all are rendered, so that a file that cannot be read ends the command
-//! before the first answer, and the longest prompt is known; then each is answered. One row is in memory at a
-//! time, and answers are in the order of the rows.
+//! Rows are read one by one, twice: first all are rendered, so that a file that cannot be read ends the
+//! command before the first answer, and the longest prompt is known; then each is answered. One row is in
+//! memory at a time, and answers are in the order of the rows.
 
 use super::answers::{self, AnswerEnd, Answers, ModelAnswer};
 use super::open_model;

@@ -16,6 +16,7 @@ mod first_few;
 pub mod hf;
 mod replace_file;
 mod store;
+pub mod suggest;
 mod temporary;
 pub mod tensor_file;
 mod writers_lock;

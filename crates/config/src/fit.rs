@@ -8,9 +8,9 @@ use std::path::Path;
 use super::error::{Origin, Origins, Report};
 use super::print::toml_value;
 use super::schema::{Format, Key, Kind, Section};
-use super::suggest::plain;
 use super::tree::{Node, Value};
 use super::value::{KeyPlace, Meant, meant};
+use xtrain_checkpoint::suggest::plain;
 use xtrain_data::string_literal;
 
 /// The fate of a value that was written for a key under another name.

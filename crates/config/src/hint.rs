@@ -1,10 +1,11 @@
 //! The setting that a name means which the run file does not have: a name of another program, or a misspelt
 //! one.
 
+use xtrain_checkpoint::suggest::{nearest, plain};
+
 use super::elsewhere::{Answer, answer};
 use super::fit::{Fit, fit, switch};
 use super::schema::{Key, Section, sections};
-use super::suggest::{nearest, plain};
 use super::tree::Value;
 
 /// Arguments that take keys out of a run file.

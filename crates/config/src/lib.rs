@@ -34,7 +34,6 @@ mod rules;
 mod scales_file;
 mod schema;
 mod section;
-mod suggest;
 mod time_limit;
 mod tree;
 mod unknown;
@@ -63,9 +62,9 @@ pub use reference::reference_markdown;
 pub use resolve::{Facts, Resolved};
 pub use scales_file::ScalesFile;
 pub use section::*;
-pub use suggest::{listing, nearest};
 pub use time_limit::{TimeLimit, TimeLimitError};
 pub use tree::Override;
+pub use xtrain_checkpoint::suggest::{listing, nearest};
 
 use error::Report;
 use tree::Tree;

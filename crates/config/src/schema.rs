@@ -7,11 +7,11 @@ use std::sync::LazyLock;
 
 use schemars::generate::SchemaSettings;
 use serde_json::Value as Json;
+use xtrain_checkpoint::suggest::{listing, plain};
 
 use super::Config;
 use super::elsewhere::aliases;
 use super::print::toml_value;
-use super::suggest::{listing, plain};
 
 /// A section of the run file.
 #[derive(Debug)]

@@ -1,5 +1,7 @@
 //! Messages for sections and keys that do not exist, each with the one that is meant.
 
+use xtrain_checkpoint::suggest::nearest;
+
 use super::argument::with_arguments;
 use super::elsewhere::{Answer, answer};
 use super::error::{Origin, one_line};
@@ -7,7 +9,6 @@ use super::fit::{Fit, switch, toml};
 use super::hint::{By, Hint, Proposal, answer_for_value, hint, left_out, section_called, without};
 use super::rules::{Beside, beside};
 use super::schema::{Section, key_names, sections};
-use super::suggest::nearest;
 use super::tree::{Node, Value};
 
 /// The message for a section that does not exist, and the section that is probably meant.

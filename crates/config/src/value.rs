@@ -12,9 +12,9 @@ use super::print::toml_value;
 use super::quantity::{COUNT_UNITS, parse_count};
 use super::schema::{Format, Key, KeyWord, Kind, key_names};
 use super::section::TokenizerChoice;
-use super::suggest::{listing, nearest, plain};
 use super::time_limit::TimeLimit;
 use super::tree::{Node, Value};
+use xtrain_checkpoint::suggest::{listing, nearest, plain};
 use xtrain_data::{Date, string_literal};
 
 /// A key of a section while its value is checked.

@@ -20,9 +20,9 @@ mod tools;
 mod training;
 mod tuning;
 
-use super::suggest::plain;
 use std::collections::HashMap;
 use std::sync::LazyLock;
+use xtrain_checkpoint::suggest::plain;
 
 /// The answer to a name.
 #[derive(Debug)]

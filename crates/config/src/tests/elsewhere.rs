@@ -2,10 +2,10 @@
 
 use crate::messages::assert_message;
 use std::collections::{HashMap, HashSet};
+use xtrain_checkpoint::suggest::plain;
 
 use super::super::elsewhere::{Answer, aliases, all, with_aliases};
 use super::super::schema::{Key, Kind, Section, sections};
-use super::super::suggest::plain;
 use super::super::{advice, is_key};
 use super::{MINIMAL, errors, errors_with, minimal, parse};
 

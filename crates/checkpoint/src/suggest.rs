@@ -1,4 +1,4 @@
-//! The valid name that is nearest to a misspelt one.
+//! The valid name that is nearest to a misspelt one, and lists of names in messages.
 
 /// Longer names are no misspellings of ours, and comparing them would take time.
 const LONGEST: usize = 64;
@@ -20,7 +20,7 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
 }
 
 /// A name as it is compared with others: in lower case, without `-` and `_`.
-pub(super) fn plain(name: &str) -> String {
+pub fn plain(name: &str) -> String {
     name.chars().filter(|c| !"-_".contains(*c)).flat_map(char::to_lowercase).collect()
 }
 

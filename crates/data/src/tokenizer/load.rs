@@ -176,7 +176,8 @@ pub(super) fn from_parts(
         config_tokens.ends.iter().copied().chain(own_end).chain([end_of_document]).collect();
     stop_tokens.sort_unstable();
     stop_tokens.dedup();
-    let begin = by_key("bos_token").or(config_tokens.begin);
+    let own_begin = by_key("bos_token");
+    let begin = own_begin.or(config_tokens.begin);
     let template_begin = catch_panic(|| begin_of_document::tokens_before_text(&hf, &stop_tokens))
         .map_err(|e| broken(format!("cannot encode a letter: {e}")))?;
 
@@ -200,6 +201,7 @@ pub(super) fn from_parts(
         hf,
         hf_plain_text: OnceLock::new(),
         splits_special_tokens: built.splits_special_tokens,
+        special_names: OnceLock::new(),
         encoder,
         added: in_text,
         placed: OnceLock::new(),
@@ -211,6 +213,7 @@ pub(super) fn from_parts(
         end_of_document,
         stop_tokens,
         begin,
+        named_prefix: own_begin.or(own_end),
         document_begin: template_begin.clone(),
         template_begin,
         config_tokens,

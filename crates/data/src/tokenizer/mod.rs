@@ -25,6 +25,7 @@ mod long_text;
 mod merge;
 mod normalized_size;
 mod placed_bpe;
+mod prompt;
 mod read_tokenizer;
 mod regex_limits;
 mod shape;
@@ -41,6 +42,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use aho_corasick::AhoCorasick;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tokenizers::{NormalizedString, Normalizer};
@@ -78,6 +80,8 @@ pub struct Tokenizer {
     hf_plain_text: OnceLock<tokenizers::Tokenizer>,
     /// True if special tokens in a prompt are plain text too.
     splits_special_tokens: bool,
+    /// Search for names of special tokens, if names are enough to find them; created when first needed.
+    special_names: OnceLock<Option<AhoCorasick>>,
     encoder: Encoder,
     added: AddedInText,
     /// The finder of tokens' places, if the encoder has one; created when first needed.
@@ -95,6 +99,8 @@ pub struct Tokenizer {
     end_of_document: u32,
     stop_tokens: Vec<u32>,
     begin: Option<u32>,
+    /// The begin or end token that the tokenizer's own files name.
+    named_prefix: Option<u32>,
     template_begin: Vec<u32>,
     document_begin: Vec<u32>,
     config_tokens: end_tokens::ConfigTokens,
@@ -258,33 +264,6 @@ impl Tokenizer {
             Encoder::HuggingFace => return self.encode_with_hf(text),
         }
         Ok(ids)
-    }
-
-    /// Encodes a prompt: the begin tokens of a document, then the text, with special tokens recognised.
-    /// Tokens that the file's template puts after a text are not added, because the model continues the
-    /// prompt.
-    ///
-    /// # Errors
-    /// A character that a character vocabulary lacks; errors of the `tokenizers` crate.
-    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
-        if let Encoder::Chars(vocab) = &self.encoder {
-            let mut special = self.special_names();
-            special.extend(self.end_of_document_name());
-            special.retain(|name| !name.is_empty());
-            let mut at = 0;
-            while let Some(c) = text[at..].chars().next() {
-                let named =
-                    special.iter().filter(|name| text[at..].starts_with(*name)).map(String::len).max();
-                if named.is_none() && !vocab.contains_key(&c) {
-                    return Err(unknown_character(text, at));
-                }
-                at += named.unwrap_or(c.len_utf8());
-            }
-        }
-        self.refuse_growth(text)?;
-        let hf = if self.splits_special_tokens { self.hf_plain_text() } else { &self.hf };
-        let encoding = catch_panic(|| hf.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
-        Ok([&self.document_begin, encoding.get_ids()].concat())
     }
 
     /// Decodes tokens. Bytes that are not UTF-8 become U+FFFD. Ids without a token (a model's vocabulary may

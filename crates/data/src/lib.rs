@@ -5,6 +5,8 @@
 //! - [`mod@prepare`] encodes them with a [`Tokenizer`] into a [`Dataset`] of [`shard`]s;
 //! - [`loader`] packs, shuffles and mixes token streams into [`Batch`]es.
 //!
+//! [`task`] reads the rows that models are evaluated on.
+//!
 //! Invariants: equal input gives byte-identical shards, with any number of threads and after any
 //! interruption; equal seeds give equal samples, with any number of ranks and after any resume; memory use
 //! does not grow with the data, but for some 100 bytes for each document that is packed whole; broken data is
@@ -20,10 +22,14 @@ mod error;
 mod files;
 pub mod input;
 pub mod loader;
+#[cfg(test)]
+#[path = "../../../tests/messages.rs"]
+mod messages;
 pub mod prepare;
 mod quoting;
 pub mod shard;
 mod stream;
+pub mod task;
 pub mod tokenizer;
 
 pub use catch_panic::NO_REGEX_MEMORY;

@@ -1,8 +1,8 @@
 //! Conversations as prompts: the ids that training has before an answer.
 
 use xtrain_chat::{
-    ChatError, ChatMessage, ChatRow, Conversation, Literals, RowFailure, RowFormat, Templates, encode,
-    parse_row, prompt, read_row, recognise,
+    ChatError, ChatMessage, ChatRow, Conversation, Literals, MaskedText, RowFailure, RowFormat, Templates,
+    encode, parse_row, prompt, read_row, recognise,
 };
 
 use super::ChatOptions;
@@ -80,13 +80,22 @@ impl<'t> ChatPrompts<'t> {
     /// # Errors
     /// No template; one that raises an exception or fails; a text that is too long or cannot be encoded.
     pub fn ids(&self, conversation: &Conversation) -> std::result::Result<Vec<u32>, ChatError> {
-        let templates = self.templates.as_ref().map_err(Clone::clone)?;
-        let sample = prompt(conversation, templates, &self.literals).map_err(|failure| match failure {
-            RowFailure::Drop(reason) => ChatError::new(reason.to_string(), "change the messages"),
-            RowFailure::Error(error) => error,
-        })?;
+        let sample = self.sample(conversation)?;
         refuse_long(sample.text.len())?;
         not_empty(encode(self.tokenizer, &sample)?.ids)
+    }
+
+    /// The text of a conversation with the generation prompt.
+    pub(crate) fn text(&self, conversation: &Conversation) -> std::result::Result<String, ChatError> {
+        self.sample(conversation).map(|sample| sample.text)
+    }
+
+    fn sample(&self, conversation: &Conversation) -> std::result::Result<MaskedText, ChatError> {
+        let templates = self.templates.as_ref().map_err(Clone::clone)?;
+        prompt(conversation, templates, &self.literals).map_err(|failure| match failure {
+            RowFailure::Drop(reason) => ChatError::new(reason.to_string(), "change the messages"),
+            RowFailure::Error(error) => error,
+        })
     }
 
     /// The rows of files, in order, each without its last message if that is an answer. One row is in memory

@@ -25,7 +25,7 @@ pub struct InputFile {
 
 impl InputFile {
     /// The file at `path`, which is read as this kind.
-    pub(super) fn of_kind(path: &Path, format: Format, compression: Compression) -> Result<InputFile> {
+    pub(crate) fn of_kind(path: &Path, format: Format, compression: Compression) -> Result<InputFile> {
         let meta = fs::metadata(path).map_err(DataError::io(path, "open the input"))?;
         if !meta.is_file() && !meta.is_dir() {
             return Err(files::not_regular(path));

@@ -5,25 +5,32 @@ use crate::error::Result;
 
 /// A place in an array.
 #[derive(Default)]
-pub(super) struct JsonArray {
+pub(crate) struct JsonArray {
     /// Bytes of the file, of which those before `at` are done.
     buffer: Vec<u8>,
     at: usize,
     /// True from the opening bracket on.
     is_open: bool,
     is_closed: bool,
+    /// True if more than white space may follow.
+    is_nested: bool,
 }
 
 /// Bytes that are read at a time, at least.
 const BUFFER_BYTES: usize = 1 << 20;
 
 impl JsonArray {
+    /// An array within an object; nothing is read after its bracket.
+    pub(crate) fn nested() -> JsonArray {
+        JsonArray { is_nested: true, ..JsonArray::default() }
+    }
+
     /// Reads the bytes of the next element into `out`, which are of any kind; false at the end of the array.
     /// The inner result is the problem with the array.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub(super) fn read_element(
+    pub(crate) fn read_element(
         &mut self,
         stream: &mut InputStream,
         limit: usize,
@@ -71,9 +78,12 @@ impl JsonArray {
         Ok(Ok(true))
     }
 
-    /// Ends the array behind its bracket. Only white space may follow.
+    /// Ends the array after its bracket. Only white space may follow, unless it is nested.
     fn close(&mut self, stream: &mut InputStream) -> Result<std::result::Result<bool, String>> {
         self.is_closed = true;
+        if self.is_nested {
+            return Ok(Ok(false));
+        }
         match self.peek_solid(stream)? {
             None => Ok(Ok(false)),
             Some(byte) => Ok(Err(format!("there is {:?} after the end of the array", char::from(byte)))),

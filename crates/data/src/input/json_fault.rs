@@ -5,9 +5,9 @@ use serde_json::{Error, Value};
 
 /// A fault in a line.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Fault {
-    pub(super) problem: String,
-    pub(super) advice: &'static str,
+pub(crate) struct Fault {
+    pub(crate) problem: String,
+    pub(crate) advice: &'static str,
 }
 
 pub(super) const REPAIR: &str = "fix or remove the line (one JSON object per line, UTF-8)";
@@ -22,7 +22,7 @@ pub(super) const LATIN: &str =
     "convert the file to UTF-8 (iconv -f LATIN1 -t UTF-8), or fix or remove the line";
 
 /// The fault of `line`, whose parser returned `error`.
-pub(super) fn explain(line: &[u8], error: &Error) -> Fault {
+pub(crate) fn explain(line: &[u8], error: &Error) -> Fault {
     let text = match std::str::from_utf8(line) {
         Ok(text) => text,
         Err(error) => {
@@ -125,7 +125,7 @@ fn shown(text: &str) -> String {
 
 /// Replaces `NaN`, `Infinity` and `-Infinity`, as Python's json writes them, by numbers of the same length;
 /// true if there are any.
-pub(super) fn replace_non_numbers(line: &mut [u8]) -> bool {
+pub(crate) fn replace_non_numbers(line: &mut [u8]) -> bool {
     const WORDS: [(&[u8], &[u8]); 3] =
         [(b"NaN", b"0.0"), (b"Infinity", b"0.000000"), (b"-Infinity", b"-0.000000")];
     let (mut is_in_string, mut is_replaced, mut at) = (false, false, 0);

@@ -51,7 +51,7 @@ pub(super) fn kind(path: &Path) -> Option<(Format, Compression)> {
 }
 
 /// The name of a file without the extension of its compression, and that compression.
-pub(super) fn split_compression(path: &Path) -> (String, Option<Compression>) {
+pub(crate) fn split_compression(path: &Path) -> (String, Option<Compression>) {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let (stem, extension) = split_extension(&name);
     let extension = extension.to_lowercase();
@@ -62,6 +62,6 @@ pub(super) fn split_compression(path: &Path) -> (String, Option<Compression>) {
 }
 
 /// A name without its last extension, and the extension, which may be empty.
-pub(super) fn split_extension(name: &str) -> (&str, &str) {
+pub(crate) fn split_extension(name: &str) -> (&str, &str) {
     name.rsplit_once('.').unwrap_or((name, ""))
 }

@@ -16,7 +16,7 @@ use crate::error::{DataError, Result};
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// Reader of decompressed bytes that counts them.
-pub(super) struct InputStream {
+pub(crate) struct InputStream {
     reader: Box<dyn BufRead + Send>,
     path: PathBuf,
     compression: Compression,
@@ -27,7 +27,7 @@ pub(super) struct InputStream {
 ///
 /// # Errors
 /// The file cannot be opened, or its first bytes are not what its name says.
-pub(super) fn open(file: &InputFile, bytes_read: Arc<AtomicU64>) -> Result<InputStream> {
+pub(crate) fn open(file: &InputFile, bytes_read: Arc<AtomicU64>) -> Result<InputStream> {
     let InputFile { path, compression, bytes, .. } = file;
     let opened = File::open(path).map_err(DataError::io(path, "open the input"))?;
     let mut counted = BufReader::with_capacity(BUFFER_BYTES, CountingReader { file: opened, bytes_read });
@@ -73,12 +73,12 @@ impl InputStream {
     }
 
     /// Number of decompressed bytes read so far.
-    pub(super) fn offset(&self) -> u64 {
+    pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
     /// Appends some bytes to `out`; false at the end of the file.
-    pub(super) fn read_some(&mut self, out: &mut Vec<u8>) -> Result<bool> {
+    pub(crate) fn read_some(&mut self, out: &mut Vec<u8>) -> Result<bool> {
         let filled = loop {
             match self.reader.fill_buf() {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -99,7 +99,7 @@ impl InputStream {
 
     /// True if the first byte that is no white space is this one, after a byte-order mark if any. Nothing is
     /// read but what is buffered.
-    pub(super) fn begins_with(&mut self, byte: u8) -> Result<bool> {
+    pub(crate) fn begins_with(&mut self, byte: u8) -> Result<bool> {
         let start = match first_bytes(&mut self.reader) {
             Ok(start) => start,
             Err(error) => return Err(self.error(error)),
@@ -110,7 +110,7 @@ impl InputStream {
 
     /// Appends bytes up to and including the next newline, at most `limit`. Returns their number, 0 at the
     /// end.
-    pub(super) fn read_line(&mut self, limit: usize, out: &mut Vec<u8>) -> Result<usize> {
+    pub(crate) fn read_line(&mut self, limit: usize, out: &mut Vec<u8>) -> Result<usize> {
         let len = match (&mut self.reader).take(limit as u64).read_until(b'\n', out) {
             Ok(len) => len,
             Err(error) => return Err(self.error(error)),

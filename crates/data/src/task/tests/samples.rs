@@ -1,0 +1,144 @@
+//! Rows of lm-eval's samples. Their shapes are those of files that lm-eval 0.4.13 wrote.
+
+use serde_json::{Value, json};
+
+use super::super::Gold;
+use super::{error_of, lines, read, texts};
+
+/// A row with these requests.
+fn sample(requests: &[(&str, &str)], target: &str, doc: Value) -> Value {
+    let arguments: serde_json::Map<String, Value> = requests
+        .iter()
+        .enumerate()
+        .map(|(at, (context, continuation))| {
+            (format!("gen_args_{at}"), json!({"arg_0": context, "arg_1": continuation}))
+        })
+        .collect();
+    json!({"doc_id": 3, "doc": doc, "target": target, "arguments": arguments, "filter": "none"})
+}
+
+fn delimiter_and_sizes(row: Value) -> (String, Vec<usize>) {
+    let (task, rows) = read("samples_x.jsonl", &[("samples_x.jsonl", &lines(&[row]))]).expect("a task");
+    let description = task.describe();
+    let delimiter = description.split("delimiter ").nth(1).expect("a delimiter");
+    let delimiter = delimiter.split(" before").next().expect("its end").to_owned();
+    (delimiter, rows[0].requests.iter().map(|request| request.characters).collect())
+}
+
+#[test]
+fn choices_are_replayed_as_rendered() {
+    let doc = json!({"cluster": "c1", "more": {"options": ["red", " blue"]}});
+    let row = sample(&[("x\n\nQ:", " red"), ("x\n\nQ:", "  blue")], "1", doc);
+    let name = "samples_local_mc_2026-11-29T10-47-27.780777.jsonl";
+    let (task, rows) = read(name, &[(name, &lines(&[row]))]).expect("a task");
+    assert_eq!(task.name(), "local_mc");
+    assert_eq!(texts(&rows[0]), ("x\n\nQ:", vec![" red", "  blue"]));
+    assert_eq!((&rows[0].gold, rows[0].cluster.as_deref()), (&Gold::Choice(1), Some("c1")));
+    assert_eq!(rows[0].requests.iter().map(|request| request.characters).collect::<Vec<_>>(), [3, 5]);
+    assert_eq!(rows[0].id.as_deref(), Some("3"));
+}
+
+#[test]
+fn the_delimiter_is_found_in_the_document_or_else_is_a_space() {
+    let requests = [("Q:", " a"), ("Q:", " bc")];
+    for (doc, delimiter, sizes) in [
+        (json!({"choices": {"text": ["a", "bc"], "label": ["A", "B"]}}), "\" \"", [1, 2]),
+        (json!({"choices": [" a", " bc"]}), "\"\"", [2, 3]),
+        (json!({"question": "?"}), "\" \"", [1, 2]),
+        (json!("text"), "\" \"", [1, 2]),
+        // Labels of choices are no choices.
+        (json!({"labels": ["", "c"]}), "\" \"", [1, 2]),
+    ] {
+        let found = delimiter_and_sizes(sample(&requests, "0", doc));
+        assert_eq!(found, (delimiter.to_owned(), sizes.to_vec()));
+    }
+    let found = delimiter_and_sizes(sample(&[("Q:", "a"), ("Q:", " bc")], "0", json!({})));
+    assert_eq!(found, ("\"\"".to_owned(), vec![1, 3]));
+    let row = sample(&[("Q:", "\na"), ("Q:", "\nbc")], "0", json!({"options": ["a", "bc"]}));
+    assert_eq!(delimiter_and_sizes(row), ("\"\\n\"".to_owned(), vec![1, 2]));
+}
+
+#[test]
+fn a_task_file_may_name_samples_and_their_delimiter() {
+    let rows = lines(&[sample(&[("Q:", " a"), ("Q:", " bc")], "0", json!({}))]);
+    let toml = "data = 'samples_x.jsonl'\ndelimiter = ''\nname = 'n'";
+    let files = [("samples_x.jsonl", rows.as_str()), ("t.toml", toml)];
+    let (task, found) = read("t.toml", &files).expect("a task");
+    assert_eq!((task.name(), found[0].requests[0].characters), ("n", 2));
+}
+
+#[test]
+fn the_right_choice_is_an_index_or_the_choice() {
+    let gold = |target: &str| {
+        let row = sample(&[("Q:", " 1"), ("Q:", " b"), ("Q:", " 7")], target, json!({}));
+        read("s.jsonl", &[("s.jsonl", &lines(&[row]))]).map(|(_, rows)| rows[0].gold.clone())
+    };
+    for (target, index) in [("0", 0), ("1", 1), ("b", 1), ("7", 2)] {
+        assert_eq!(gold(target).expect(target), Gold::Choice(index));
+    }
+    for (target, part) in [("8", "neither"), ("[0, 1]", "several right choices"), ("", "neither")] {
+        let message = gold(target).expect_err(target).to_string();
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[test]
+fn unconditional_requests_are_left_out() {
+    let row = sample(&[("Q:", "a"), ("Q:", "b"), ("", "a"), ("", "b")], "1", json!({"c": ["a", "b"]}));
+    let (_, rows) = read("s.jsonl", &[("s.jsonl", &lines(&[row]))]).expect("a task");
+    assert_eq!(texts(&rows[0]), ("Q:", vec!["a", "b"]));
+    // Without contexts at all, they are choices.
+    let row = sample(&[("", "a"), ("", "b"), ("", "c"), ("", "d")], "3", json!({}));
+    let (_, rows) = read("s.jsonl", &[("s.jsonl", &lines(&[row]))]).expect("a task");
+    assert_eq!(rows[0].requests.len(), 4);
+}
+
+#[test]
+fn continuations_and_schemas_are_replayed() {
+    let row = sample(&[("Once ", " upon")], " upon", json!({"continuation": "upon"}));
+    let (task, rows) = read("s.jsonl", &[("s.jsonl", &lines(&[row]))]).expect("a task");
+    assert_eq!((texts(&rows[0]), &rows[0].gold), (("Once ", vec![" upon"]), &Gold::Greedy));
+    assert_eq!((rows[0].requests[0].characters, task.kind().name()), (5, "continuation"));
+
+    let requests = [("The a", " ran"), ("The b", " ran")];
+    for (doc, acc, gold) in [
+        (json!({"context_options": ["The a", "The b"], "continuation": "ran", "gold": 1}), json!(1.0), 1),
+        // The second context has the higher score.
+        (json!({"sentence": "The _ ran"}), json!(1.0), 1),
+        (json!({"sentence": "The _ ran"}), json!(0.0), 0),
+    ] {
+        let mut row = sample(&requests, "ran", doc);
+        row["filtered_resps"] = json!([["-2.5", "False"], ["-0.25", "False"]]);
+        row["acc"] = acc;
+        let (_, rows) = read("s.jsonl", &[("s.jsonl", &lines(&[row]))]).expect("a schema");
+        assert_eq!(rows[0].gold, Gold::Choice(gold));
+        assert_eq!((&*rows[0].requests[1].context, rows[0].requests[1].continuation.as_str()), requests[1]);
+    }
+    let mut row = sample(&[("a", " r"), ("b", " r"), ("c", " r")], "r", json!({}));
+    row["filtered_resps"] = json!([["-2", "False"], ["-1", "False"], ["-3", "False"]]);
+    row["acc"] = json!(0.0);
+    assert!(error_of("s.jsonl", lines(&[row])).contains("which of 3 contexts"));
+}
+
+#[test]
+fn other_requests_and_later_filters_are_refused_or_left_out() {
+    let mut generated = sample(&[("Q:", "x")], "1", json!({}));
+    generated["arguments"]["gen_args_0"]["arg_1"] = json!({"until": ["\n"]});
+    assert!(error_of("s.jsonl", lines(&[generated])).contains("to generate text"));
+    let mut rolling = sample(&[("text", "x")], "text", json!({}));
+    rolling["arguments"]["gen_args_0"].as_object_mut().expect("an object").remove("arg_1");
+    assert!(error_of("s.jsonl", lines(&[rolling])).contains("whole text"));
+    let choices = sample(&[("Q:", " a"), ("Q:", " b")], "0", json!({}));
+    let mut list = choices.clone();
+    list["arguments"] = json!([["Q:", " a"]]);
+    assert!(error_of("s.jsonl", lines(&[list])).contains("\"arguments\" is a list"));
+    let both = sample(&[("P:", " a"), ("Q:", " b")], "0", json!({}));
+    assert!(error_of("s.jsonl", lines(&[both])).contains("differ in context and"));
+    let other = sample(&[("Q:", "a"), ("Q:", " b")], "0", json!({}));
+    let message = error_of("s.jsonl", lines(&[choices.clone(), other]));
+    assert!(message.starts_with("s.jsonl, line 2: ") && message.contains("delimiter \" \""), "{message}");
+    let mut second = choices.clone();
+    second["filter"] = json!("flexible");
+    let (task, rows) = read("s.jsonl", &[("s.jsonl", &lines(&[choices, second]))]).expect("a task");
+    assert_eq!((rows.len(), task.shots()), (1, 0));
+}

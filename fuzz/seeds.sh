@@ -12,10 +12,13 @@ seed() { # target, then files
     for file in "$@"; do cp "$file" "fuzz/corpus/$target/$(sha256sum "$file" | cut -c1-16)"; done
 }
 
-# Documents carry a first byte that says what they are: see the target's NAMES.
+# Documents and tasks carry a first byte that says what they are: see NAMES of the targets.
+numbered() { # target, number, file
+    mkdir -p "fuzz/corpus/$1"
+    { printf "\\x$(printf %02x "$2")"; cat "$3"; } >"fuzz/corpus/$1/$(basename "$3")"
+}
 document() { # number, file
-    mkdir -p fuzz/corpus/documents
-    { printf "\\x$(printf %02x "$1")"; cat "$2"; } >"fuzz/corpus/documents/$(basename "$2")"
+    numbered documents "$1" "$2"
 }
 
 printf 'one<|end|>two \xc3\xa9\n' >"$work/a.txt"
@@ -65,3 +68,12 @@ seed token_shard "$work"/tokens/*.tokens
 seed dataset "$work"/tokens/dataset.json
 printf '{"metadata": {"total_size": 8}, "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}' >"$work/index"
 seed weight_index "$work/index"
+
+printf '{"query": "a", "choices": ["b", "c"], "gold": 0}\n' >"$work/choices"
+printf '{"context_options": ["a", "b"], "continuation": "c", "gold": 1}\n' >"$work/schema"
+printf '{"doc": {}, "target": "0", "arguments": {"gen_args_0": {"arg_0": "a", "arg_1": " b"}, "gen_args_1": {"arg_0": "a", "arg_1": " c"}}}\n' >"$work/samples"
+printf '{"name": "n", "examples": [{"input": "a", "target_scores": {"b": 1, "c": 0}}]}\n' >"$work/big-bench"
+printf 'data = "rows.jsonl"\nshots = 0\nmetric = "acc_norm"\nchance = 0.5\n' >"$work/settings"
+for file in choices schema samples; do numbered task 0 "$work/$file"; done
+numbered task 1 "$work/big-bench"
+numbered task 2 "$work/settings"

@@ -1,0 +1,286 @@
+#!/usr/bin/env python3
+"""Compares tasks with lm-eval and BIG-bench: rows as rendered, their replay from samples, tokens.
+
+README.md lists what it needs. Each comparison prints a count of equal items, and the first that differ.
+"""
+
+import argparse
+import ast
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+SPACES = ["", "", "", " ", "\n", "\n\n", "\t", "  ", "\u00a0", "\u3000", "\x1c", "\x1f", "\x85", "\u2028", "\u200b", "\x0b \x0c"]
+WORDS = ["red", "blue", "naïve", "東京", "x=1;", "don't", "3.14", "Ünï", "🙂🙃", "the", "A", "is not", "e\u0301", "fi"]
+
+
+def rows_of(program, *arguments):
+    """The rows that the example task_rows prints."""
+    done = subprocess.run([program, *map(str, arguments)], stdout=subprocess.PIPE, check=True)
+    return read_lines(done.stdout.decode())
+
+
+def read_lines(text):
+    """Lines of JSON, whose strings may hold other line breaks than newlines."""
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+class Tally:
+    """Counts of equal and different items."""
+
+    def __init__(self, what):
+        self.what, self.equal, self.different = what, 0, []
+
+    def add(self, ours, theirs, place):
+        if ours == theirs:
+            self.equal += 1
+        else:
+            self.different.append((place, ours, theirs))
+
+    def report(self):
+        print(f"{self.what}: {self.equal} equal, {len(self.different)} different")
+        for place, ours, theirs in self.different[:3]:
+            print(f"  {place}\n    ours   {str(ours)[:500]}\n    theirs {str(theirs)[:500]}")
+        return not self.different
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def local_tasks(folder, draw):
+    """Rows of three kinds, with lm-eval's task files and ours beside them; names of the tasks."""
+
+    def choices(at, count):
+        words = draw.sample(WORDS + [" lead", "tail ", "x\ty"], count)
+        query = f"Question {at}: which of {draw.choice(WORDS)}?\nAnswer:{draw.choice(SPACES)}"
+        return dict(query=query, choices=words, gold=draw.randrange(count), cluster=f"c{at // 5}", id=at)
+
+    def schema(at):
+        options = [f"The {word} of {at}, for it{draw.choice(SPACES)}" for word in draw.sample(WORDS, draw.randint(2, 4))]
+        return dict(context_options=options, continuation=f"was {at} heavy.", gold=draw.randrange(len(options)))
+
+    def continuation(at):
+        return dict(context=f"Once {at} upon a {draw.choice(WORDS)}{draw.choice(SPACES)}", continuation=f"time {at}")
+
+    write_lines(folder / "mc.jsonl", [choices(at, draw.randint(2, 6)) for at in range(100)])
+    write_lines(folder / "dev.jsonl", [choices(1000 + at, 3) for at in range(12)])
+    write_lines(folder / "schema.jsonl", [schema(at) for at in range(60)])
+    write_lines(folder / "continuation.jsonl", [continuation(at) for at in range(60)])
+    mc = dict(doc_to_text="query", doc_to_choice="choices", doc_to_target="gold")
+    tasks = {
+        "five_shots": ("mc", "dev", 5, mc),
+        "own_shots": ("mc", "mc", 3, mc),
+        "no_shots": ("mc", None, 0, mc),
+        "no_delimiter": ("mc", "dev", 2, dict(mc, target_delimiter="", fewshot_delimiter="\n---\n")),
+        "schema": ("schema", "schema", 2, dict(doc_to_text="gold", doc_to_choice="context_options", doc_to_target="continuation")),
+        "continuation": ("continuation", None, 0, dict(output_type="loglikelihood", doc_to_text="context", doc_to_target="{{' ' + continuation}}")),
+    }
+    for name, (data, examples, shots, keys) in tasks.items():
+        ours = {"data": f"{data}.jsonl", "shots": shots}
+        theirs = {
+            "task": f"xt_{name}",
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"test": str(folder / f"{data}.jsonl")}},
+            "test_split": "test",
+            "output_type": "multiple_choice",
+            "metric_list": [{"metric": "acc"}],
+            **keys,
+        }
+        if shots:
+            ours["examples"] = f"{examples}.jsonl"
+            theirs["num_fewshot"] = shots
+            theirs["fewshot_split"] = "test" if examples == data else "dev"
+            theirs["fewshot_config"] = {"sampler": "first_n"}
+            theirs["dataset_kwargs"]["data_files"][theirs["fewshot_split"]] = str(folder / f"{examples}.jsonl")
+        if "target_delimiter" in keys:
+            ours["delimiter"], ours["separator"] = "", "\n---\n"
+        (folder / f"{name}.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in ours.items()))
+        # JSON is YAML.
+        (folder / f"{name}.yaml").write_text(json.dumps(theirs))
+    return list(tasks)
+
+
+def compare_rendering(program, folder, draw):
+    """Rows that lm-eval renders and logs, with rows of ours, and with their replay."""
+    names = local_tasks(folder, draw)
+    out = folder / "out"
+    command = [sys.executable, "-m", "lm_eval", "run", "--model", "dummy", "--tasks", ",".join(f"xt_{name}" for name in names)]
+    command += ["--include_path", str(folder), "--log_samples", "--output_path", str(out)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    fine = True
+    for name in names:
+        (samples,) = out.glob(f"*/samples_xt_{name}_*.jsonl")
+        logged = read_lines(samples.read_text())
+        for how, rows in [("rendered", rows_of(program, folder / f"{name}.toml")), ("replayed", rows_of(program, samples))]:
+            tally = Tally(f"{name}, {how}")
+            tally.add(len(rows), len(logged), "number of rows")
+            for row, sample in zip(rows, logged):
+                arguments = sample["arguments"]
+                theirs = [(arguments[f"gen_args_{at}"]["arg_0"], arguments[f"gen_args_{at}"]["arg_1"]) for at in range(len(arguments))]
+                ours = [(request["context"], request["continuation"]) for request in row["requests"]]
+                doc = sample["doc"]
+                texts = doc.get("choices") or [doc["continuation"]] * len(ours)
+                if name == "continuation" and how == "replayed":
+                    # lm-eval's continuation has its own delimiter.
+                    texts = [sample["target"]]
+                sizes = [(len(text), len(text.encode())) for text in texts]
+                gold = doc.get("gold", "greedy")
+                found = (ours, [(request["characters"], request["bytes"]) for request in row["requests"]], row["gold"], row["cluster"])
+                tally.add(found, (theirs, sizes, gold, doc.get("cluster")), f"row {row['row']}")
+            fine &= tally.report()
+    return fine
+
+
+def odd_requests(draw, count):
+    """Requests with odd white space, special tokens and long contexts."""
+
+    def text(words):
+        parts = [draw.choice(SPACES + [" "] * 8) + draw.choice(WORDS + ["<|im_start|>", "<|endoftext|>"]) for _ in range(words)]
+        return "".join(parts)
+
+    requests = []
+    for _ in range(count):
+        blank = draw.random() < 0.1
+        context = "" if blank else draw.choice([text(1), text(4), text(30), text(90)])
+        context += draw.choice(SPACES) + draw.choice(SPACES)
+        requests.append((context, draw.choice(SPACES) + draw.choice(["", "<|im_start|>"] + [""] * 5) + text(draw.randint(1, 6))))
+    return requests
+
+
+def compare_tokens(program, folder, tokenizer_folder, draw, max_tokens=64, count=300):
+    """Tokens and targets of lm-eval's `--model hf`, whose model is left out."""
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoTokenizer
+
+    class Encoder(HFLM):
+        def __init__(self):
+            self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+            self.backend, self.enable_thinking = "causal", None
+            self.add_bos_token = self.custom_prefix_token_id = None
+
+        def _loglikelihood_tokens(self, requests, **_):
+            return requests
+
+    lm = Encoder()
+    requests = odd_requests(draw, count)
+    # A delimiter of its own would be in the way.
+    rows = [dict(context=context, continuation=continuation) for context, continuation in requests]
+    write_lines(folder / "odd.jsonl", rows)
+    (folder / "odd.toml").write_text('data = "odd.jsonl"\ndelimiter = ""\n')
+    tally, refused, truncated = Tally(f"tokens of {tokenizer_folder}"), 0, 0
+    for row, request in zip(rows_of(program, folder / "odd.toml", tokenizer_folder, max_tokens), requests):
+        ((_, context, own),) = lm.loglikelihood([SimpleNamespace(args=request)], disable_tqdm=True)
+        if not context or not own or len(own) > max_tokens:
+            theirs = "refused"
+        else:
+            kept = (context + own)[-(max_tokens + 1) :]
+            theirs = (kept, len(own), len(context) + len(own) - len(kept))
+        tokens = row["tokens"]
+        ours = "refused" if "error" in tokens else tuple(tokens[0][key] for key in ["tokens", "scored", "truncated"])
+        refused += theirs == "refused"
+        truncated += theirs != "refused" and theirs[2] > 0
+        tally.add(ours, theirs, repr(request))
+    fine = tally.report()
+    print(f"  of these {refused} refused by both or either, {truncated} truncated")
+    return fine
+
+
+def with_begin_token(source, folder):
+    """A copy of the tokenizer whose template puts its begin token before texts."""
+    target = folder / "with_begin"
+    target.mkdir()
+    for file in Path(source).iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    config = json.loads((target / "tokenizer_config.json").read_text())
+    name = config["bos_token"]
+    data = json.loads((target / "tokenizer.json").read_text())
+    (index,) = [token["id"] for token in data["added_tokens"] if token["content"] == name]
+    template = lambda *kinds: [{"SpecialToken": {"id": name, "type_id": 0}}, *({"Sequence": {"id": kind, "type_id": 0}} for kind in kinds)]
+    data["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": template("A"),
+        "pair": template("A", "B"),
+        "special_tokens": {name: {"id": name, "ids": [index], "tokens": [name]}},
+    }
+    (target / "tokenizer.json").write_text(json.dumps(data))
+    return target
+
+
+def compare_big_bench(program, folder, source, most=200):
+    """Prompts, choices and targets of BIG-bench's own formatting, stripped as lm-eval's data set has them."""
+    code = (source / "bigbench/api/json_task.py").read_text()
+    (function,) = [node for node in ast.parse(code).body if getattr(node, "name", "") == "default_format_fn"]
+    scope = {"np": np, "Dict": dict, "Any": object}
+    exec("from typing import Any, Dict\n" + ast.get_source_segment(code, function), scope)
+    format_example = scope["default_format_fn"]
+    fine, files = True, sorted(source.glob("bigbench/benchmark_tasks/**/task.json"))
+    rows, tally, refused = 0, Tally("BIG-bench"), []
+    for file in files:
+        task = json.loads(file.read_text())
+        examples = [example for example in task.get("examples", [])]
+        if file.stat().st_size > 5e6 or not any("target_scores" in example for example in examples):
+            continue
+        seen, expected = set(), []
+        for example in examples:
+            text = json.dumps(example)
+            if text in seen or "target_scores" not in example:
+                continue
+            seen.add(text)
+            done = format_example(
+                json.loads(text),
+                task.get("example_input_prefix", "\nQ: "),
+                task.get("example_output_prefix", "\nA: "),
+                task.get("choice_prefix", "\n  choice: "),
+                42,
+                task.get("append_choices_to_input", True),
+            )
+            choices = [choice.strip() for choice in done["target_scores"]]
+            target = done["target"][0].strip()
+            gold = choices.index(target) if target in choices else list(done["target_scores"].values()).index(1)
+            expected.append(((str(task.get("task_prefix", "")) + done["input"]).strip(), [" " + choice for choice in choices], gold))
+        try:
+            found = rows_of(program, file)
+        except subprocess.CalledProcessError:
+            refused.append(file.parent.relative_to(source / "bigbench/benchmark_tasks"))
+            continue
+        tally.add(len(found), len(expected), f"rows of {file}")
+        for row, theirs in list(zip(found, expected))[:most]:
+            ours = (row["requests"][0]["context"], [request["continuation"] for request in row["requests"]], row["gold"])
+            tally.add(ours, theirs, f"{file}, example {row['row']}")
+            rows += 1
+    fine &= tally.report()
+    print(f"  refused (empty or equal choices): {[str(name) for name in refused]}")
+    return fine
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program", help="the example task_rows, built")
+    parser.add_argument("folder", type=Path, help="an empty folder for files")
+    parser.add_argument("--tokenizer", type=Path, action="append", default=[], help="a folder of a tokenizer")
+    parser.add_argument("--big-bench", type=Path, help="the unpacked bigbench 1.0.0")
+    parser.add_argument("--seed", type=int, default=random.randrange(1000))
+    options = parser.parse_args()
+    print(f"--seed {options.seed}")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    draw, folder = random.Random(options.seed), options.folder.resolve()
+    fine = compare_rendering(options.program, folder, draw)
+    for tokenizer in options.tokenizer:
+        fine &= compare_tokens(options.program, folder, tokenizer, draw)
+    if options.tokenizer:
+        fine &= compare_tokens(options.program, folder, with_begin_token(options.tokenizer[0], folder), draw)
+    if options.big_bench:
+        fine &= compare_big_bench(options.program, folder, options.big_bench)
+    sys.exit(0 if fine else 1)
+
+
+if __name__ == "__main__":
+    main()

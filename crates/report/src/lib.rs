@@ -38,6 +38,7 @@ pub mod metrics;
 mod names;
 mod page;
 mod range;
+pub mod scores;
 mod sections;
 pub mod seed_gap;
 mod summary;

@@ -4,11 +4,11 @@
 //! byte, if they are evaluated on one text.
 
 use super::groups::{Group, Seed};
-use super::spread::LossSample;
 use crate::RunData;
 use crate::curves::{View, Views};
 use crate::identity::{same_text, same_tokenizer};
 use crate::metrics::EvalMetrics;
+use crate::scores::sample::SeedSample;
 use crate::thin::Point;
 use serde::Serialize;
 use std::ops::RangeInclusive;
@@ -210,8 +210,8 @@ pub(super) struct Measured {
     pub(super) loss: f64,
     /// Mean loss of the runs that these are compared with.
     beside: f64,
-    pub(super) baseline: LossSample,
-    pub(super) gap: LossSample,
+    pub(super) baseline: SeedSample,
+    pub(super) gap: SeedSample,
     pub(super) paired: usize,
     /// Distance from the baseline within which as many other runs of its group lie.
     pub(super) spread: Option<f64>,
@@ -221,7 +221,7 @@ pub(super) struct Measured {
 /// is not a positive number.
 pub(super) fn measured(runs: &[SeedPart<'_>], baseline: &[SeedPart<'_>]) -> Option<Measured> {
     let of_base =
-        LossSample::from_values(&baseline.iter().map(|base| mean(base.points)).collect::<Vec<_>>())?;
+        SeedSample::from_values(&baseline.iter().map(|base| mean(base.points)).collect::<Vec<_>>())?;
     let mut paired = 0;
     let (mut losses, mut besides) = (Vec::new(), Vec::new());
     for run in runs {
@@ -235,10 +235,10 @@ pub(super) fn measured(runs: &[SeedPart<'_>], baseline: &[SeedPart<'_>]) -> Opti
         besides.push(beside);
     }
     let gaps: Vec<f64> = losses.iter().zip(&besides).map(|(loss, beside)| loss / beside - 1.0).collect();
-    let (loss, beside) = (LossSample::from_values(&losses)?.mean, LossSample::from_values(&besides)?.mean);
+    let (loss, beside) = (SeedSample::from_values(&losses)?.mean, SeedSample::from_values(&besides)?.mean);
     let spread = of_base.of_others(runs.len()).map(|spread| spread / of_base.mean);
     (of_base.mean > 0.0).then_some(())?;
-    Some(Measured { loss, beside, baseline: of_base, gap: LossSample::from_values(&gaps)?, paired, spread })
+    Some(Measured { loss, beside, baseline: of_base, gap: SeedSample::from_values(&gaps)?, paired, spread })
 }
 
 impl LossGap {

@@ -20,7 +20,6 @@ mod figures;
 mod groups;
 mod notes;
 mod page;
-mod spread;
 mod table;
 
 use super::{RunData, may_be_replaced, write_whole};

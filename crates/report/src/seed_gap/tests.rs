@@ -84,7 +84,7 @@ fn seeds_of_the_baseline_tell_how_far_chance_goes() {
     let deviation = figure.seed_deviation_percent.expect("three seeds");
     assert!((0.05..0.2).contains(&deviation), "{figure:?}");
     let spread = figure.seed_spread_percent.expect("three seeds");
-    assert!((spread / deviation - 4.303 * (4.0f64 / 3.0).sqrt()).abs() < 1e-6, "{figure:?}");
+    assert!((spread / deviation - 4.302_653 * (4.0f64 / 3.0).sqrt()).abs() < 1e-6, "{figure:?}");
     assert!((figure.gap_percent - 0.3).abs() < 1e-9, "against its own seed: {figure:?}");
     assert_eq!((figure.inside_spread, figure.inside_bar), (Some(true), Some(true)));
     let far = comparison.compared[1].training.as_ref().expect("a gap");
@@ -106,8 +106,8 @@ fn runs_that_differ_in_their_seed_alone_are_one_row_with_an_interval() {
     let figure = training(&comparison);
     assert_eq!(figure.paired, 2);
     assert!((figure.gap_percent - 0.2).abs() < 1e-9, "{figure:?}");
-    // Two gaps 0.2% apart: 12.706 s / sqrt 2 with s = 0.2% / sqrt 2.
-    assert!((figure.gap_interval_percent.expect("two") - 1.2706).abs() < 1e-6, "{figure:?}");
+    // Two gaps 0.2% apart: 12.7062 s / sqrt 2 with s = 0.2% / sqrt 2.
+    assert!((figure.gap_interval_percent.expect("two") - 1.270_620_5).abs() < 1e-6, "{figure:?}");
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! Statistics of task scores: a task's score, and the difference of two models.
+//! Statistics of task scores: a task's score, the difference of two models, the verdict of `xtrain compare`.
 //!
 //! ```text
 //! ItemScores (a score for each row) -> TaskScore -> CentredMean (several tasks)
 //!     |                             -> PairedDifference (two models on the same rows)
+//!     +-> RunScores (a seed)        -> SeedDifference (two groups of runs; one task, or the mean) -> TaskVerdict
 //! ```
 //!
 //! All intervals have 95% confidence. Rows of one cluster are never taken as independent, only clusters are.
@@ -11,17 +12,22 @@
 
 mod binomial;
 mod centred;
+mod difference_error;
 #[cfg(test)]
 mod draws;
 mod interval;
 mod items;
 mod paired;
 pub(crate) mod sample;
+mod seeds;
 mod student;
+pub(crate) mod verdict;
 
 pub use binomial::{McNemar, mcnemar_p};
 pub use centred::CentredMean;
 pub use interval::{Interval, TaskScore, wilson};
 pub use items::{ItemScores, ScoreError};
 pub use paired::{PairedDifference, bonett_price};
+pub use seeds::{Pairing, RunScores, SeedDifference, TaskRuns};
 pub use student::{NORMAL_95, student_quantile};
+pub use verdict::{Finding, MARGIN_POINTS, Settling, TaskVerdict, Variation};

@@ -9,6 +9,7 @@ use crate::curves::{View, Views};
 use crate::identity::{same_text, same_tokenizer};
 use crate::metrics::EvalMetrics;
 use crate::scores::sample::SeedSample;
+use crate::scores::verdict::FAR;
 use crate::thin::Point;
 use serde::Serialize;
 use std::ops::RangeInclusive;
@@ -64,9 +65,6 @@ pub struct LossGap {
     /// True if the gap lies inside the recipe's bar, which limits only a higher loss; `None` if unclear.
     pub inside_bar: Option<bool>,
 }
-
-/// Multiple of the bar above which a gap or a spread of seeds is far over the bar.
-pub(super) const FAR: f64 = 3.0;
 
 /// True if a gap lies inside the bar, false if outside, `None` if that is unclear. All arguments are in
 /// percent.

@@ -1,9 +1,10 @@
 //! Notes for readers of a comparison: what the figures leave out, why a gap is unclear, and how runs differ.
 
-use super::figures::{Comparable, Ends, FAR, Gap, LossGap};
+use super::figures::{Comparable, Ends, Gap, LossGap};
 use super::groups::{Group, Seed};
 use crate::curves::{View, Views};
 use crate::metrics::{StepMetrics, format};
+use crate::scores::verdict::FAR;
 use xtrain_checkpoint::first_few;
 
 /// Runs up to this number are named by a note that is about several.

@@ -13,6 +13,7 @@ use crate::frame::{TABLE_END, columns, table_begun};
 use crate::glossary::definitions;
 use crate::html::escape;
 use crate::metrics::format;
+use crate::scores::Finding;
 
 /// A table of figures.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,8 +65,8 @@ const COLUMNS: [(Column, &str); 9] = [
 const GAP: usize = 0;
 const WITHIN_BAR: usize = 1;
 const PLACE: usize = 7;
-const UNCLEAR: &str = "unclear";
-const OUTSIDE: &str = "OUTSIDE";
+const UNCLEAR: &str = Finding::Unclear.word();
+const OUTSIDE: &str = Finding::Outside.word();
 
 const fn number(name: &'static str) -> Column {
     Column { name, is_number: true }
@@ -147,7 +148,7 @@ fn of_baseline(figure: &LossGap, recipe: Option<&str>) -> Cells {
 }
 
 fn of_gap(figure: &LossGap, bar: Option<f64>, recipe: Option<&str>) -> Cells {
-    let inside = |inside: bool| if inside { "inside" } else { OUTSIDE }.to_owned();
+    let inside = |inside: bool| if inside { Finding::Inside.word() } else { OUTSIDE }.to_owned();
     let interval = figure.gap_interval_percent.map(|interval| format!(" ±{interval:.3}%"));
     [
         Some(percent(figure) + &interval.unwrap_or_default()),

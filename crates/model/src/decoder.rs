@@ -25,6 +25,7 @@ use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm};
 use xtrain_ops::route::Route;
 use xtrain_ops::router_losses::RouterLosses;
 use xtrain_ops::swiglu::Swiglu;
+use xtrain_ops::token_logprobs::TokenLogprobs;
 use xtrain_program::{StateKind, TraceError, Tracer, ValueId};
 use xtrain_tensor::{DType, TensorType};
 
@@ -120,6 +121,26 @@ pub mod io {
     pub const SUMS: &str = "sums";
     /// `[n, v]`: the logits of these rows.
     pub const LOGITS: &str = "logits";
+
+    /// `i32[n]`: the tokens of a chunk whose targets are scored.
+    pub fn scored_rows(chunk: usize) -> String {
+        format!("scored_rows.{chunk}")
+    }
+
+    /// `i32[n]`: the targets of these tokens; -100 for none.
+    pub fn scored_targets(chunk: usize) -> String {
+        format!("scored_targets.{chunk}")
+    }
+
+    /// `f32[n]`: their log-probabilities, in nats.
+    pub fn logprobs(chunk: usize) -> String {
+        format!("logprobs.{chunk}")
+    }
+
+    /// `i32[n]`: their ranks, from 0 for the likeliest token.
+    pub fn ranks(chunk: usize) -> String {
+        format!("ranks.{chunk}")
+    }
 
     /// `f32[]`: the term of a block's router in the number that training minimises.
     pub fn router_objective(block: usize) -> String {
@@ -258,6 +279,32 @@ pub fn trace_logits(
     let logits = t.site(HEAD).apply(Linear, &[wanted_d, head_vd])?[0];
     t.output(io::LOGITS, logits);
     Ok(logits)
+}
+
+/// Traces the model up to the log-probabilities and ranks of targets, for chunks of tokens of which only one
+/// has logits at one time: the inputs are [`io::scored_rows`] and [`io::scored_targets`] of each chunk, the
+/// outputs [`io::logprobs`] and [`io::ranks`]. Logits are f32.
+pub fn trace_scores(
+    t: &mut Tracer,
+    model: &Architecture,
+    batch: Batch,
+    context: Context,
+    chunks: &[usize],
+) -> Result<(), TraceError> {
+    let mut trace = Trace::new(model, batch, context, 0.0);
+    let hidden_td = trace.hidden(t)?;
+    let head_vd = trace.head(t);
+    for (chunk, &rows) in chunks.iter().enumerate() {
+        let of_rows = TensorType::new(DType::I32, [rows]);
+        let scored = t.input(&io::scored_rows(chunk), of_rows);
+        let scored_d = t.site("lm_head.rows").apply(Embedding, &[scored, hidden_td])?[0];
+        let logits = t.site(HEAD).apply(UnroundedLinear { in_fp8: true }, &[scored_d, head_vd])?[0];
+        let targets = t.input(&io::scored_targets(chunk), of_rows);
+        let outputs = t.site("logprobs").emit(TokenLogprobs { top: 0 }, &[logits, targets])?;
+        t.output(&io::logprobs(chunk), outputs[0]);
+        t.output(&io::ranks(chunk), outputs[1]);
+    }
+    Ok(())
 }
 
 /// An activation at the site that begins with `place`, with its rows times their `weights` if there are some.
@@ -447,7 +494,7 @@ impl<'a> Trace<'a> {
     fn experts(&mut self, t: &mut Tracer, e: &Experts, x: ValueId) -> Result<ValueId, TraceError> {
         let tokens = self.batch.tokens();
         let router = self.parameter(t, ROUTER, "weight");
-        let logits = t.site(ROUTER).apply(UnroundedLinear, &[x, router])?[0];
+        let logits = t.site(ROUTER).apply(UnroundedLinear { in_fp8: false }, &[x, router])?[0];
         let mut inputs = vec![logits];
         if e.router.biased {
             inputs.push(self.parameter(t, ROUTER, "bias"));

@@ -83,7 +83,7 @@ impl Layer {
         let mut apply = |op: Arc<dyn xtrain_program::Differentiable>, inputs: &[ValueId]| {
             tracer.apply_code(xtrain_program::Code::Forward(op), inputs).expect("operands that fit")
         };
-        let logits = apply(Arc::new(UnroundedLinear), &[x, router])[0];
+        let logits = apply(Arc::new(UnroundedLinear { in_fp8: false }), &[x, router])[0];
         let route: Vec<_> = [logits].into_iter().chain(value("bias")).chain(value("targets")).collect();
         let [gates, ids] = apply(Arc::new(Route(self.router)), &route)[..] else {
             unreachable!("two outputs")

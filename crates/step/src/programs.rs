@@ -5,7 +5,7 @@ use crate::error::ProgramError;
 use crate::layout::Layout;
 use crate::passes::{self, Setting};
 use crate::training_spec::TrainingSpec;
-use xtrain_model::decoder::{Batch, Context, Loss, trace_logits, trace_loss};
+use xtrain_model::decoder::{Batch, Context, Loss, trace_logits, trace_loss, trace_scores};
 use xtrain_model::{Architecture, Init, Numerics};
 use xtrain_ops::PassSet;
 use xtrain_ops::normal::Normal;
@@ -90,6 +90,20 @@ pub fn logits(
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     trace_logits(&mut tracer, model, batch, context, rows)?;
+    forward(tracer, model, numerics, layout)
+}
+
+/// The log-probabilities of targets of a batch: for each of `chunks` those of so many tokens.
+pub fn scores(
+    model: &Architecture,
+    numerics: &Numerics,
+    layout: &Layout,
+    batch: Batch,
+    chunks: &[usize],
+) -> Result<Program, ProgramError> {
+    let mut tracer = Tracer::default();
+    let context = Context::Sequence { document_mask: false, deterministic: true };
+    trace_scores(&mut tracer, model, batch, context, chunks)?;
     forward(tracer, model, numerics, layout)
 }
 

@@ -88,10 +88,13 @@ fn linear_backward(cx: &mut Backward<'_>, dy: ValueId) -> Result<(), OpError> {
 }
 
 /// `(x_ti, w_oi) -> y_to`: y = x w^T in the compute type of x, which is f32 for bf16: the sums are not
-/// rounded. For logits whose order decides, such as those of a router. It never runs on FP8 operands. The
-/// backward rounds dy to the type of x for its GEMMs.
+/// rounded. For logits whose order decides, such as those of a router. The backward rounds dy to the type of
+/// x for its GEMMs.
 #[derive(Clone, Copy, Debug)]
-pub struct UnroundedLinear;
+pub struct UnroundedLinear {
+    /// True if FP8 recipes may run it on FP8 operands.
+    pub in_fp8: bool,
+}
 
 impl Op for UnroundedLinear {
     fn name(&self) -> &'static str {
@@ -102,6 +105,12 @@ impl Op for UnroundedLinear {
         OpError::arity(self.name(), inputs, 2)?;
         let y = Linear.infer(inputs)?[0];
         Ok(vec![y.with_dtype(y.dtype.compute())])
+    }
+
+    fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
+        let ((tokens, width), (out, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
+        let extents = [tokens, out, width];
+        self.in_fp8.then(|| single_gemm(LinearGemm::Fprop, extents, inputs[0].dtype.compute(), false))
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {

@@ -78,7 +78,10 @@ impl Sampled for UnroundedLinear {
 
 /// Tokens, inputs and outputs.
 fn unrounded([t, i, o]: [usize; 3]) -> Sample {
-    Sample::forward(UnroundedLinear, [SampleInput::activation([t, i]), SampleInput::parameter([o, i])])
+    Sample::forward(
+        UnroundedLinear { in_fp8: false },
+        [SampleInput::activation([t, i]), SampleInput::parameter([o, i])],
+    )
 }
 
 impl Sampled for LinearDgrad {

@@ -9,7 +9,7 @@ use xtrain_tensor::{DType, HostTensor, TensorType};
 #[test]
 fn sums_of_bf16_operands_are_not_rounded() {
     let (x, w) = (normal(DType::BF16, [13, 70], 1.0, seed()), normal(DType::BF16, [9, 70], 1.0, seed()));
-    let y = run(&UnroundedLinear, &[&x, &w]).remove(0);
+    let y = run(&UnroundedLinear { in_fp8: false }, &[&x, &w]).remove(0);
     assert_eq!(y.ty(), TensorType::new(DType::F32, [13, 9]));
     let wide = |t: &HostTensor| HostTensor::from_f64(t.ty().with_dtype(DType::F64), &t.to_f64());
     let exact = run(&Linear, &[&wide(&x), &wide(&w)]).remove(0).to_f64();
@@ -24,7 +24,7 @@ fn the_backward_multiplies_in_the_type_of_the_operands() {
     let mut t = Tracer::default();
     let x = t.input("x", TensorType::new(DType::BF16, [4, 6]));
     let w = t.input("w", TensorType::new(DType::BF16, [3, 6]));
-    let y = t.apply(UnroundedLinear, &[x, w]).expect("operands that fit")[0];
+    let y = t.apply(UnroundedLinear { in_fp8: false }, &[x, w]).expect("operands that fit")[0];
     let ty = t.ty(y);
     let mut program = t.finish();
     let dy = program.add_value(ty, Storage::Input { name: "dy".into() });
@@ -40,5 +40,5 @@ fn the_backward_multiplies_in_the_type_of_the_operands() {
 #[test]
 fn it_never_runs_on_fp8_operands() {
     let types = [TensorType::new(DType::BF16, [4, 6]), TensorType::new(DType::BF16, [3, 6])];
-    assert!(UnroundedLinear.gemms(&types).is_none() && Linear.gemms(&types).is_some());
+    assert!(UnroundedLinear { in_fp8: false }.gemms(&types).is_none() && Linear.gemms(&types).is_some());
 }

@@ -1,0 +1,200 @@
+//! Scores of sequences: the log-probabilities of their last tokens.
+//!
+//! Invariant: a sequence starts at position 0 of a row of its own, in a program whose shape follows from its
+//! own lengths alone. What stands in the other rows does not change its score, except where one scale of FP8
+//! belongs to a whole tensor.
+
+use crate::error::LearnError;
+use crate::programs;
+use crate::weights::Weights;
+use std::collections::HashMap;
+use xtrain_model::decoder::{Batch, io};
+use xtrain_ops::linear_cross_entropy::IGNORED;
+use xtrain_runtime::{Part, ProgramId, Ticket};
+
+/// Most tokens whose logits exist at one time.
+const CHUNK_TOKENS: usize = 1024;
+
+/// Tokens of a batch over the rows that saturate the device.
+const BUSY_TIMES: usize = 16;
+
+/// Lengths of rows are multiples of this many tokens.
+const LENGTH_MULTIPLE: usize = 16;
+
+/// The lengths of a sequence to score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScoredLength {
+    /// Tokens that are read: all but the last one. At least 1.
+    pub inputs: usize,
+    /// Tokens that are scored: the last ones. At least 1, at most `inputs`.
+    pub targets: usize,
+}
+
+/// The shape of the program that scores a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Shape {
+    seq_len: usize,
+    /// Rows of the head for each sequence.
+    rows: usize,
+}
+
+impl Shape {
+    /// The shortest that the sequence fits in, of four lengths in each octave. Few targets, up to an eighth
+    /// of the row, have a head of as many rows.
+    fn of(length: ScoredLength) -> Shape {
+        let step = (length.inputs.next_power_of_two() / 8).max(LENGTH_MULTIPLE);
+        let seq_len = length.inputs.next_multiple_of(step);
+        let few = seq_len / 8;
+        Shape { seq_len, rows: if length.targets <= few { few } else { seq_len } }
+    }
+
+    /// Sequences of a batch of about `tokens` tokens.
+    fn sequences(self, tokens: usize) -> usize {
+        (tokens / self.seq_len).max(1)
+    }
+}
+
+/// Sequences that are scored together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScoredBatch {
+    shape: Shape,
+    /// Their indices.
+    pub items: Vec<usize>,
+}
+
+/// The score of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Score {
+    /// The sum of the log-probabilities of its targets, in nats.
+    pub logprob: f64,
+    /// True if each target is the likeliest token.
+    pub is_greedy: bool,
+}
+
+/// A batch that has been launched.
+pub struct FlyingBatch {
+    ticket: Ticket,
+    batch: ScoredBatch,
+    targets: Vec<usize>,
+}
+
+/// Scores sequences with the weights of a model.
+#[derive(Debug, Default)]
+pub struct Scorer {
+    programs: HashMap<Shape, ProgramId>,
+}
+
+impl Scorer {
+    /// Tokens of a batch, about.
+    pub fn batch_tokens(weights: &mut Weights) -> usize {
+        BUSY_TIMES * weights.engine().busy_rows()
+    }
+
+    /// The batches that score sequences of these lengths, a pure function of the lengths and the device.
+    pub fn batches(weights: &mut Weights, lengths: &[ScoredLength]) -> Vec<ScoredBatch> {
+        let tokens = Scorer::batch_tokens(weights);
+        let mut order: Vec<(Shape, usize)> =
+            lengths.iter().enumerate().map(|(item, &length)| (Shape::of(length), item)).collect();
+        order.sort_unstable();
+        let mut batches: Vec<ScoredBatch> = Vec::new();
+        for (shape, item) in order {
+            match batches.last_mut() {
+                Some(last) if last.shape == shape && last.items.len() < shape.sequences(tokens) => {
+                    last.items.push(item);
+                }
+                _ => batches.push(ScoredBatch { shape, items: vec![item] }),
+            }
+        }
+        batches
+    }
+
+    /// Launches a batch; `tokens_of` gives all tokens of an item, and how many of the last ones are targets.
+    ///
+    /// # Errors
+    /// Too little memory for the batch.
+    pub fn launch<'a>(
+        &mut self,
+        weights: &mut Weights,
+        batch: ScoredBatch,
+        tokens_of: impl Fn(usize) -> (&'a [u32], usize),
+    ) -> Result<FlyingBatch, LearnError> {
+        let Shape { seq_len, rows } = batch.shape;
+        let sequences = batch.shape.sequences(Scorer::batch_tokens(weights));
+        let id = self.program(weights, batch.shape, sequences)?;
+        let mut tokens = vec![0_i32; sequences * seq_len];
+        let (mut scored, mut targets) = (vec![0_i32; sequences * rows], vec![IGNORED; sequences * rows]);
+        let mut counts = Vec::with_capacity(batch.items.len());
+        for (sequence, &item) in batch.items.iter().enumerate() {
+            let (ids, count) = tokens_of(item);
+            let inputs = ids.len() - 1;
+            let first = sequence * seq_len;
+            for (token, &id) in tokens[first..].iter_mut().zip(&ids[..inputs]) {
+                *token = id as i32;
+            }
+            let of_head = sequence * rows..sequence * rows + count;
+            for (n, (row, target)) in
+                scored[of_head.clone()].iter_mut().zip(&mut targets[of_head]).enumerate()
+            {
+                *row = (first + inputs - count + n) as i32;
+                *target = ids[ids.len() - count + n] as i32;
+            }
+            counts.push(count);
+        }
+        let positions: Vec<i32> = (0..tokens.len()).map(|token| (token % seq_len) as i32).collect();
+        let engine = weights.engine();
+        engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&tokens))?;
+        engine.write_input(id, io::POSITIONS, bytemuck::cast_slice(&positions))?;
+        for (chunk, (rows, targets)) in
+            scored.chunks(CHUNK_TOKENS).zip(targets.chunks(CHUNK_TOKENS)).enumerate()
+        {
+            engine.write_input(id, &io::scored_rows(chunk), bytemuck::cast_slice(rows))?;
+            engine.write_input(id, &io::scored_targets(chunk), bytemuck::cast_slice(targets))?;
+        }
+        engine.run(id, Part::Whole)?;
+        Ok(FlyingBatch { ticket: engine.fetch(id)?, batch, targets: counts })
+    }
+
+    /// Waits for a batch: the score of each of its items.
+    pub fn collect(
+        &self,
+        weights: &mut Weights,
+        flying: FlyingBatch,
+    ) -> Result<Vec<(usize, Score)>, LearnError> {
+        let FlyingBatch { ticket, batch, targets } = flying;
+        let outputs = weights.engine().collect(ticket)?;
+        let (mut logprobs, mut ranks) = (Vec::<f32>::new(), Vec::<i32>::new());
+        let rows = batch.shape.rows;
+        let all = batch.shape.sequences(Scorer::batch_tokens(weights)) * rows;
+        for chunk in 0..all.div_ceil(CHUNK_TOKENS) {
+            logprobs.extend(bytemuck::pod_collect_to_vec::<u8, f32>(outputs.get(&io::logprobs(chunk))?));
+            ranks.extend(bytemuck::pod_collect_to_vec::<u8, i32>(outputs.get(&io::ranks(chunk))?));
+        }
+        let score = |(sequence, (&item, count)): (usize, (&usize, usize))| {
+            let of_head = sequence * rows..sequence * rows + count;
+            let logprob = logprobs[of_head.clone()].iter().map(|&logprob| f64::from(logprob)).sum();
+            (item, Score { logprob, is_greedy: ranks[of_head].iter().all(|&rank| rank == 0) })
+        };
+        Ok(batch.items.iter().zip(targets).enumerate().map(score).collect())
+    }
+
+    /// The program of a shape, loaded if it is new.
+    fn program(
+        &mut self,
+        weights: &mut Weights,
+        shape: Shape,
+        sequences: usize,
+    ) -> Result<ProgramId, LearnError> {
+        if let Some(&id) = self.programs.get(&shape) {
+            return Ok(id);
+        }
+        let all = sequences * shape.rows;
+        let chunks: Vec<usize> =
+            (0..all).step_by(CHUNK_TOKENS).map(|first| CHUNK_TOKENS.min(all - first)).collect();
+        let batch = Batch { sequences, seq_len: shape.seq_len };
+        let (model, numerics, layout) = (weights.model(), weights.numerics(), weights.layout());
+        let program = programs::scores(model, numerics, layout, batch, &chunks)?;
+        let id = weights.load(program)?;
+        self.programs.insert(shape, id);
+        Ok(id)
+    }
+}

@@ -15,19 +15,25 @@ mod centred;
 mod difference_error;
 #[cfg(test)]
 mod draws;
+mod file;
 mod interval;
 mod items;
 mod paired;
+mod row;
 pub(crate) mod sample;
 mod seeds;
 mod student;
+mod summary;
 pub(crate) mod verdict;
 
 pub use binomial::{McNemar, mcnemar_p};
 pub use centred::CentredMean;
+pub use file::{ScoresHeader, ScoresWriter, read_scores};
 pub use interval::{Interval, TaskScore, wilson};
 pub use items::{ItemScores, ScoreError};
 pub use paired::{PairedDifference, bonett_price};
+pub use row::RowScores;
 pub use seeds::{Pairing, RunScores, SeedDifference, TaskRuns};
 pub use student::{NORMAL_95, student_quantile};
+pub use summary::{items, summaries};
 pub use verdict::{Finding, MARGIN_POINTS, Settling, TaskVerdict, Variation};

@@ -11,7 +11,8 @@ use xtrain_model::Recipe;
 #[command(after_help = "Examples:
   xtrain eval runs/quickstart
   xtrain eval runs/quickstart --precision bf16 --precision fp8-block
-  xtrain eval models/Qwen3-0.6B --data wiki.jsonl --seq-len 2048")]
+  xtrain eval models/Qwen3-0.6B --data wiki.jsonl --seq-len 2048
+  xtrain eval models/Qwen3-0.6B --task arc_easy.toml --precision bf16 --precision fp8-row")]
 pub(crate) struct EvalArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -25,6 +26,20 @@ pub(crate) struct EvalArgs {
     /// token shards; by default the validation data of the run
     #[arg(long)]
     pub(crate) data: Vec<PathBuf>,
+    /// Score this task instead of text: a .toml file, rows of JSON (.jsonl), a task.json of BIG-bench, or
+    /// samples_*.jsonl of lm-eval. May be repeated
+    #[arg(long, value_name = "FILE", conflicts_with = "data")]
+    pub(crate) task: Vec<PathBuf>,
+    /// Score only so many rows of each task, the first ones
+    #[arg(long, requires = "task", value_name = "ROWS", value_parser = whole::<u64>(1..=u64::MAX))]
+    pub(crate) limit: Option<u64>,
+    /// Write the numbers of each row in this folder; by default `scores` in the folder of a run. Scores that
+    /// are there are not computed again, and an interrupted evaluation continues
+    #[arg(long, requires = "task", value_name = "FOLDER")]
+    pub(crate) out: Option<PathBuf>,
+    /// Compute scores again that are there
+    #[arg(long, requires = "task")]
+    pub(crate) again: bool,
     /// Tokens of context; by default those of the run, and for a Hugging Face folder 1024, or the model's
     /// limit if that is less
     #[arg(long, requires = "data", value_parser = tokens(1..=1 << 24))]

@@ -19,6 +19,9 @@ struct Evaluated {
 }
 
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
+    if !args.task.is_empty() {
+        return super::eval_tasks::run(args);
+    }
     let mut bar = Bar::default();
     let found = evaluate(args, &mut bar);
     bar.clear();

@@ -12,6 +12,7 @@ pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod eval;
+mod eval_tasks;
 pub(crate) mod export;
 pub(crate) mod generate;
 mod generate_chats;

@@ -1,0 +1,207 @@
+//! Files of scores: a line that says what was scored, then a line for each row.
+//!
+//! A file that is being written has `.partial` behind its name. It gets its name when it is complete, so a
+//! file without that ending has all rows.
+
+use super::row::RowScores;
+use crate::error::ReportError;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Seek, Write};
+use std::path::{Path, PathBuf};
+use xtrain_model::Recipe;
+
+/// What a file has the scores of. Scores are comparable if task, hash, protocol and shots are equal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScoresHeader {
+    /// The name of the task.
+    pub task: String,
+    /// The hash of everything in the task that changes numbers.
+    pub hash: String,
+    /// The version of the rules by which rows are scored.
+    pub protocol: u32,
+    /// Examples before each question.
+    pub shots: u64,
+    /// Rows of the task that are scored.
+    pub rows: u64,
+    /// The name of the metric that is plotted and compared.
+    pub metric: String,
+    /// The metric's mean for a model that guesses.
+    pub chance: f64,
+    /// The model: its folder.
+    pub model: String,
+    /// The step of the checkpoint, if the model is from a run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    /// The precision of the computation.
+    pub precision: Recipe,
+}
+
+/// Reads a complete file.
+///
+/// # Errors
+/// A file that cannot be read, or is not one of scores; with the line.
+pub fn read_scores(path: &Path) -> Result<(ScoresHeader, Vec<RowScores>), ReportError> {
+    let file = File::open(path).map_err(|source| ReportError::Read { path: path.into(), source })?;
+    let (header, rows, _) = read(path, file)?;
+    let header = header.ok_or_else(|| damaged(path, 1, "it is empty"))?;
+    if rows.len() as u64 != header.rows {
+        return Err(damaged(path, 1, &format!("it says {} rows, but there are {}", header.rows, rows.len())));
+    }
+    Ok((header, rows))
+}
+
+fn damaged(path: &Path, line: usize, problem: &str) -> ReportError {
+    let text = format!("line {line} is not of a file of scores: {problem}; delete the file and score again");
+    ReportError::Read { path: path.into(), source: io::Error::new(io::ErrorKind::InvalidData, text) }
+}
+
+/// The header, the rows, and the bytes of the lines that are whole. A last line without its end was cut by a
+/// kill and is left out.
+fn read(path: &Path, file: File) -> Result<(Option<ScoresHeader>, Vec<RowScores>, u64), ReportError> {
+    let (mut reader, mut line, mut whole) = (BufReader::new(file), String::new(), 0);
+    let (mut header, mut rows) = (None, Vec::new());
+    for number in 1.. {
+        line.clear();
+        let bytes = reader.read_line(&mut line);
+        let bytes = bytes.map_err(|source| ReportError::Read { path: path.into(), source })?;
+        if !line.ends_with('\n') {
+            break;
+        }
+        let problem = |error: serde_json::Error| damaged(path, number, &error.to_string());
+        match header {
+            None => header = Some(serde_json::from_str(&line).map_err(problem)?),
+            Some(_) => rows.push(serde_json::from_str(&line).map_err(problem)?),
+        }
+        whole += bytes as u64;
+    }
+    Ok((header, rows, whole))
+}
+
+/// A file that is being written.
+pub struct ScoresWriter {
+    file: File,
+    partial: PathBuf,
+    path: PathBuf,
+}
+
+impl ScoresWriter {
+    /// Begins the file at `path`, or continues the one that an earlier process left; then the rows that it
+    /// has are returned.
+    ///
+    /// # Errors
+    /// A folder that cannot be written; a partial file that is damaged or of other scores.
+    pub fn open(path: &Path, header: &ScoresHeader) -> Result<(ScoresWriter, Vec<RowScores>), ReportError> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        let failed = |source| ReportError::Read { path: partial.clone(), source };
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+        }
+        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&partial);
+        let mut file = options.map_err(failed)?;
+        let (found, rows, whole) = read(&partial, file.try_clone().map_err(failed)?)?;
+        let mut whole = whole;
+        if found.as_ref().is_some_and(|found| found != header) {
+            // Another precision, step or task has another name, so this is of another version.
+            return Err(damaged(&partial, 1, "it was begun for other scores"));
+        }
+        if found.is_none() {
+            whole = 0;
+        }
+        file.set_len(whole).map_err(failed)?;
+        file.seek(io::SeekFrom::End(0)).map_err(failed)?;
+        let mut writer = ScoresWriter { file, partial, path: path.into() };
+        if found.is_none() {
+            writer.append(std::slice::from_ref(header))?;
+        }
+        Ok((writer, rows))
+    }
+
+    /// Appends rows; they are on the disk when it returns.
+    ///
+    /// # Errors
+    /// A disk that is full.
+    pub fn append(&mut self, lines: &[impl Serialize]) -> Result<(), ReportError> {
+        let mut text = Vec::new();
+        for line in lines {
+            serde_json::to_writer(&mut text, line).map_err(|error| self.failed(error.into()))?;
+            text.push(b'\n');
+        }
+        self.file.write_all(&text).and_then(|()| self.file.sync_data()).map_err(|source| self.failed(source))
+    }
+
+    /// Gives the complete file its name.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn finish(self) -> Result<(), ReportError> {
+        std::fs::rename(&self.partial, &self.path).map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: io::Error) -> ReportError {
+        ReportError::Read { path: self.partial.clone(), source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(rows: u64) -> ScoresHeader {
+        ScoresHeader {
+            task: "names".into(),
+            hash: "ab".into(),
+            protocol: 1,
+            shots: 0,
+            rows,
+            metric: "acc".into(),
+            chance: 0.25,
+            model: "runs/a".into(),
+            step: Some(4),
+            precision: Recipe::Bf16,
+        }
+    }
+
+    fn row(row: u64) -> RowScores {
+        let logprobs = vec![-1.0 / (row + 3) as f64, f64::MIN_POSITIVE];
+        RowScores { row, gold: Some(1), logprobs, greedy: vec![false, true], ..RowScores::default() }
+    }
+
+    #[test]
+    fn an_interrupted_file_is_continued_after_its_last_whole_line() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("scores/step-4.bf16.jsonl");
+        let (mut writer, rows) = ScoresWriter::open(&path, &header(3)).expect("begun");
+        assert!(rows.is_empty());
+        writer.append(&[row(0), row(1)]).expect("appended");
+        writer.file.write_all(b"{\"row\":2,\"lo").expect("written");
+        drop(writer);
+        assert!(!path.exists());
+        let (mut writer, rows) = ScoresWriter::open(&path, &header(3)).expect("continued");
+        assert_eq!(rows, [row(0), row(1)]);
+        writer.append(&[row(2)]).expect("appended");
+        writer.finish().expect("named");
+        assert_eq!(read_scores(&path).expect("complete"), (header(3), vec![row(0), row(1), row(2)]));
+    }
+
+    #[test]
+    fn damaged_files_and_other_scores_are_refused_with_their_line() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("s.jsonl");
+        let (mut writer, _) = ScoresWriter::open(&path, &header(2)).expect("begun");
+        writer.append(&[row(0)]).expect("appended");
+        drop(writer);
+        assert!(ScoresWriter::open(&path, &header(5)).is_err());
+        std::fs::rename(folder.path().join("s.jsonl.partial"), &path).expect("renamed");
+        let message = |path: &Path| read_scores(path).expect_err("damaged").to_string();
+        assert!(message(&path).contains("2 rows, but there are 1"), "{}", message(&path));
+        std::fs::write(&path, "{}\n").expect("written");
+        assert!(message(&path).contains("line 1"), "{}", message(&path));
+        std::fs::write(&path, "").expect("written");
+        assert!(message(&path).contains("empty"), "{}", message(&path));
+        assert!(message(&folder.path().join("none")).contains("none"));
+    }
+}

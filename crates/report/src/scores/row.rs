@@ -1,0 +1,119 @@
+//! The numbers of a row of a task, and its value in each metric.
+//!
+//! `acc_norm` and `acc_bytes` are lm-eval's: the sum of a choice over its characters or bytes, of equal ones
+//! the first.
+
+use serde::{Deserialize, Serialize};
+use xtrain_data::task::Metric;
+
+/// The scores of a row: for each of its choices those of its continuation. A row that has no choices has one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowScores {
+    /// The number of the row in its file, from 0.
+    pub row: u64,
+    /// The row's own name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// The group of rows that are not independent of it, such as the questions on one text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+    /// The index of the right choice; absent if the row has one continuation, which is to be the likeliest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gold: Option<usize>,
+    /// The sum of the log-probabilities of each continuation's tokens, in nats.
+    pub logprobs: Vec<f64>,
+    /// True for each continuation of which every token is the likeliest.
+    pub greedy: Vec<bool>,
+    /// Tokens of each continuation.
+    pub tokens: Vec<u64>,
+    /// Characters (Unicode code points) of each choice.
+    pub characters: Vec<u64>,
+    /// UTF-8 bytes of each choice.
+    pub bytes: Vec<u64>,
+    /// Tokens that were cut off the beginning of each context; absent if none were.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub truncated: Vec<u64>,
+}
+
+impl RowScores {
+    /// The row's value; `None` if the metric does not apply to it.
+    pub fn value(&self, metric: Metric) -> Option<f64> {
+        let right = self.gold.unwrap_or(0);
+        let binary = |is_true: bool| f64::from(u8::from(is_true));
+        let picks = |scores: &[f64]| Some(binary(first_highest(scores) == Some(right)));
+        match (metric, self.gold) {
+            (Metric::Acc, Some(_)) => picks(&self.logprobs),
+            (Metric::Acc, None) => self.greedy.first().map(|&is_greedy| binary(is_greedy)),
+            (Metric::AccNorm, Some(_)) => picks(&over(&self.logprobs, &self.characters)),
+            (Metric::AccBytes, Some(_)) => picks(&over(&self.logprobs, &self.bytes)),
+            (Metric::GoldProb, Some(_)) => softmax_of(&over(&self.logprobs, &self.characters), right),
+            (Metric::GoldBpb, _) => {
+                let (logprob, bytes) = (self.logprobs.get(right)?, *self.bytes.get(right)?);
+                Some(-logprob / std::f64::consts::LN_2 / bytes.max(1) as f64)
+            }
+            _ => None,
+        }
+    }
+
+    /// True if a score is not a finite number.
+    pub fn is_broken(&self) -> bool {
+        self.logprobs.iter().any(|logprob| !logprob.is_finite())
+    }
+}
+
+/// Each score over its length.
+fn over(scores: &[f64], lengths: &[u64]) -> Vec<f64> {
+    scores.iter().zip(lengths).map(|(score, &length)| score / length.max(1) as f64).collect()
+}
+
+/// The index of the highest score, of equal ones the first.
+fn first_highest(scores: &[f64]) -> Option<usize> {
+    (0..scores.len()).reduce(|best, n| if scores[n] > scores[best] { n } else { best })
+}
+
+/// The share of one score in the softmax of all.
+fn softmax_of(scores: &[f64], one: usize) -> Option<f64> {
+    let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let total: f64 = scores.iter().map(|score| (score - highest).exp()).sum();
+    Some((scores.get(one)? - highest).exp() / total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(gold: Option<usize>) -> RowScores {
+        RowScores {
+            gold,
+            logprobs: vec![-4.0, -6.0, -3.0],
+            greedy: vec![false, true, false],
+            tokens: vec![1, 2, 1],
+            characters: vec![4, 12, 2],
+            bytes: vec![8, 12, 6],
+            ..RowScores::default()
+        }
+    }
+
+    #[test]
+    fn choices_are_picked_by_sums_and_by_sums_over_lengths() {
+        let value = |gold, metric| row(Some(gold)).value(metric);
+        let picks = |gold| [Metric::Acc, Metric::AccNorm, Metric::AccBytes].map(|metric| value(gold, metric));
+        // Per character -1, -0.5, -1.5; per byte -0.5, -0.5, -0.5, of which the first is picked.
+        assert_eq!(picks(0), [Some(0.0), Some(0.0), Some(1.0)]);
+        assert_eq!(picks(1), [Some(0.0), Some(1.0), Some(0.0)]);
+        assert_eq!(picks(2), [Some(1.0), Some(0.0), Some(0.0)]);
+        let total = (-0.5_f64).exp() + 1.0 + (-1.0_f64).exp();
+        assert!((value(1, Metric::GoldProb).unwrap() - 1.0 / total).abs() < 1e-15);
+        assert!((value(2, Metric::GoldBpb).unwrap() - 0.5 / std::f64::consts::LN_2).abs() < 1e-15);
+        assert_eq!(value(0, Metric::ExactMatch), None);
+    }
+
+    #[test]
+    fn a_row_without_choices_is_greedy_or_not() {
+        let one = RowScores { logprobs: vec![-3.0], greedy: vec![true], bytes: vec![3], ..row(None) };
+        let values = Metric::ALL.map(|metric| one.value(metric).is_some());
+        assert_eq!(values, [true, false, false, true, false, false]);
+        assert_eq!(one.value(Metric::Acc), Some(1.0));
+    }
+}

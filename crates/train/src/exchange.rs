@@ -241,8 +241,8 @@ pub fn export_bytes(model: &Architecture) -> usize {
 /// weights in other formats.
 pub fn warn_of_unexported_files(folder: &Path, tokenizer: &Tokenizer) {
     let is_carried = |name: &str| {
-        let beside =
-            tokenizer.files().any(|(file, _)| file == name) || [CONFIG_FILE, GENERATION_FILE].contains(&name);
+        let beside = tokenizer.files().any(|(file, _)| file.split('/').next() == Some(name))
+            || [CONFIG_FILE, GENERATION_FILE].contains(&name);
         beside
             || name.starts_with('.')
             || name.ends_with(".safetensors")

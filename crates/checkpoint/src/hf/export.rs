@@ -13,10 +13,11 @@ use xtrain_tensor::TILE;
 use xtrain_tensor::formats::narrow_bf16;
 
 use super::{
-    Fp8Scales, INDEX_FILE, NameEntry, NameMap, NamePart, SINGLE_FILE, first_position, fp8, replace_folder,
+    Fp8Scales, INDEX_FILE, NameEntry, NameMap, NamePart, SINGLE_FILE, TEMPLATES_FOLDER, first_position, fp8,
+    is_named_template, replace_folder,
 };
 use crate::error::{BoxError, CheckpointError, Result};
-use crate::files::{create_folders, is_plain_name, write_new};
+use crate::files::{create_folders, is_plain_name, sync_folder, write_new};
 use crate::temporary::{self, Temporary};
 use crate::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter, split_into_shards};
 
@@ -87,7 +88,8 @@ pub fn export(
 ) -> Result<()> {
     names.check()?;
     let taken = |name: &str| name.starts_with("model") && name.contains(".safetensors");
-    if let Some((name, _)) = files.iter().find(|(name, _)| !is_plain_name(name) || taken(name)) {
+    let is_valid = |name: &str| is_plain_name(name) && !taken(name) || is_named_template(name);
+    if let Some((name, _)) = files.iter().find(|(name, _)| !is_valid(name)) {
         return Err(CheckpointError::Internal(format!(
             "'{name}' is not a valid name for a file beside the weights"
         )));
@@ -97,8 +99,15 @@ pub fn export(
     replace_folder::check_target(&target, options.overwrite)?;
     let temporary = Temporary::folder(&target)?;
     write_weights(temporary.path(), &target, names, source, options)?;
+    let templates = temporary.path().join(TEMPLATES_FOLDER);
+    if files.iter().any(|(name, _)| is_named_template(name)) {
+        create_folders(&templates)?;
+    }
     for (name, bytes) in files {
         write_new(&temporary.path().join(name), bytes)?;
+    }
+    if templates.is_dir() {
+        sync_folder(&templates)?;
     }
     replace_folder::publish(temporary, &target)
 }

@@ -27,12 +27,22 @@ use std::collections::HashSet;
 use rayon::prelude::*;
 
 use crate::error::{CheckpointError, Result};
+use crate::files::is_plain_name;
 
 /// The weights of a model in one file.
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 
 /// The index of a model in shards.
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// The folder in a model's folder with its named chat templates, each a file that ends with `.jinja`.
+pub const TEMPLATES_FOLDER: &str = "additional_chat_templates";
+
+/// True for the name of a file with a named chat template, `additional_chat_templates/<name>.jinja`.
+pub fn is_named_template(name: &str) -> bool {
+    let file = name.strip_prefix(TEMPLATES_FOLDER).and_then(|rest| rest.strip_prefix('/'));
+    file.is_some_and(|file| is_plain_name(file) && file.ends_with(".jinja"))
+}
 
 /// The mapping between the model's tensors and those of a Hugging Face folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

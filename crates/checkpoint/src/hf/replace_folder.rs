@@ -11,7 +11,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{INDEX_FILE, SINGLE_FILE};
+use super::{INDEX_FILE, SINGLE_FILE, is_named_template};
 use crate::error::{CheckpointError, Result};
 use crate::files::sync_folder;
 use crate::temporary::{self, Temporary};
@@ -57,7 +57,7 @@ pub(super) fn check_target(target: &Path, overwrite: bool) -> Result<()> {
         return Err(CheckpointError::folder(target, "already exists and is not empty", advice));
     }
     let is_model = target.join(SINGLE_FILE).exists() || target.join(INDEX_FILE).exists();
-    let folder = entries.iter().find(|entry| entry.path().is_dir());
+    let folder = entries.iter().find(|entry| entry.path().is_dir() && !holds_templates(&entry.path()));
     if !is_model || folder.is_some() {
         let problem = match folder {
             Some(folder) => {
@@ -68,6 +68,17 @@ pub(super) fn check_target(target: &Path, overwrite: bool) -> Result<()> {
         return Err(CheckpointError::folder(target, problem, "choose another folder"));
     }
     Ok(())
+}
+
+/// True for a model's folder of chat templates.
+fn holds_templates(folder: &Path) -> bool {
+    let name_of = |path: &Path| path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+    let Some(parent) = name_of(folder) else { return false };
+    let is_template =
+        |path: PathBuf| name_of(&path).is_some_and(|name| is_named_template(&format!("{parent}/{name}")));
+    fs::read_dir(folder).is_ok_and(|entries| {
+        entries.into_iter().all(|entry| entry.is_ok_and(|entry| is_template(entry.path())))
+    })
 }
 
 /// Renames the finished folder to `target`, replacing a folder that [`check_target`] accepted.
@@ -122,6 +133,19 @@ mod tests {
 
     fn text_in(target: &Path) -> String {
         fs::read_to_string(target.join(SINGLE_FILE)).unwrap()
+    }
+
+    #[test]
+    fn a_model_with_templates_may_be_replaced_and_other_folders_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("model");
+        publish(finished(&target, "old"), &target).unwrap();
+        let templates = target.join("additional_chat_templates");
+        fs::create_dir(&templates).unwrap();
+        fs::write(templates.join("tool_use.jinja"), "T").unwrap();
+        check_target(&target, true).unwrap();
+        fs::write(templates.join("notes.txt"), "mine").unwrap();
+        assert!(check_target(&target, true).is_err());
     }
 
     #[test]

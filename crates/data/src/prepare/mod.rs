@@ -254,7 +254,7 @@ fn discard_unfinished(folder: &Path) -> Result<()> {
         None => Ok(()),
         Some(unfinished) if unfinished.shards.is_empty() => {
             leftovers::remove(folder);
-            Tokenizer::saved_names().try_for_each(|name| files::remove(&folder.join(name)))?;
+            Tokenizer::remove_saved(folder)?;
             Unfinished::remove(folder)
         }
         Some(_) => Err(DataError::invalid(

@@ -33,8 +33,6 @@ impl Tokenizer {
                     "save it as UTF-8",
                 )),
             },
-            // Saved tokenizers lack folders.
-            None if name.contains('/') => Templates::read_file(&folder.join(name)),
             None => Ok(None),
         };
         Templates::of_files(folder, &read, settings)

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use xtrain_checkpoint::hf::is_named_template;
 
 use super::Tokenizer;
 use crate::error::{DataError, Result};
@@ -108,8 +109,11 @@ impl Tokenizer {
             }
         })?;
         if let Some(template) = &chat.template {
-            // The old place of a template, which some readers prefer.
-            out.retain(|(name, _)| !["chat_template.jinja", "chat_template.json"].contains(&name.as_str()));
+            // The old place of a template, which some readers prefer, and other templates.
+            let is_other = |name: &str| {
+                ["chat_template.jinja", "chat_template.json"].contains(&name) || is_named_template(name)
+            };
+            out.retain(|(name, _)| !is_other(name));
             out.push(("chat_template.jinja".to_owned(), template.clone().into_bytes()));
         }
         Ok(out)
@@ -119,6 +123,33 @@ impl Tokenizer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn named_templates_are_saved_and_exported_unless_one_template_replaces_them() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (base, saved) = (dir.path().join("base"), dir.path().join("saved"));
+        Tokenizer::bytes().save(&base).expect("saved");
+        let tools = "additional_chat_templates/tool_use.jinja";
+        std::fs::create_dir(base.join("additional_chat_templates")).expect("a folder");
+        std::fs::write(base.join(tools), "TOOLS").expect("written");
+        std::fs::write(base.join("chat_template.jinja"), "PLAIN").expect("written");
+        Tokenizer::load(&base).expect("loaded").save(&saved).expect("saved");
+        std::fs::remove_dir_all(&base).expect("removed");
+        let loaded = Tokenizer::load(&saved).expect("loaded");
+        let (grown, _) = loaded.grown(&["<|end|>".to_owned()], None).expect("grown");
+        let exported = |tokenizer: Tokenizer| -> std::collections::BTreeMap<String, Vec<u8>> {
+            tokenizer.export_files().expect("files").into_iter().collect()
+        };
+        let settings = xtrain_chat::TemplateSettings::default();
+        assert!(grown.chat_templates(&settings).expect("templates").only().is_none());
+        let own = exported(grown);
+        assert_eq!((&own[tools][..], &own["chat_template.jinja"][..]), (&b"TOOLS"[..], &b"PLAIN"[..]));
+        let loaded = Tokenizer::load(&saved).expect("loaded");
+        let one = exported(loaded.with_chat(Some("ONE"), false, None));
+        assert!(!one.contains_key(tools) && one["chat_template.jinja"] == b"ONE");
+        Tokenizer::remove_saved(&saved).expect("removed");
+        assert_eq!(std::fs::read_dir(&saved).expect("a folder").count(), 0);
+    }
 
     #[test]
     fn an_export_names_template_and_end_of_turn_and_a_saved_tokenizer_keeps_both() {

@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Model};
+use xtrain_checkpoint::hf::{TEMPLATES_FOLDER, is_named_template};
+use xtrain_checkpoint::remove_leftovers;
 
 use super::added_in_text::AddedInText;
 use super::byte_budget::ByteBudget;
@@ -40,9 +42,39 @@ const CONFIG_FILE: &str = "tokenizer_config.json";
 /// Tokens of a batch are `i32`.
 const MAX_VOCAB_SIZE: usize = i32::MAX as usize;
 
-/// Names of all files that a tokenizer may be saved in.
+/// Names of all files directly in its folder that a tokenizer may be saved in.
 pub(super) fn saved_names() -> impl Iterator<Item = &'static str> {
     SIDE_FILES.into_iter().chain(["tokenizer.json", NAMED_FILE, CHAT_FILE])
+}
+
+/// Names of the files with named chat templates in `folder`, sorted.
+fn named_templates(folder: &Path) -> Result<Vec<String>> {
+    let templates = folder.join(TEMPLATES_FOLDER);
+    if !templates.is_dir() {
+        return Ok(Vec::new());
+    }
+    let failed = |error| DataError::io(&templates, "list the folder")(error);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&templates).map_err(failed)? {
+        let file = entry.map_err(failed)?.file_name();
+        let name = file.to_str().map(|file| format!("{TEMPLATES_FOLDER}/{file}"));
+        names.extend(name.filter(|name| is_named_template(name)));
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Removes the files of a saved tokenizer from `folder`.
+pub(super) fn remove_saved(folder: &Path) -> Result<()> {
+    saved_names().try_for_each(|name| files::remove(&folder.join(name)))?;
+    let templates = folder.join(TEMPLATES_FOLDER);
+    if templates.is_dir() {
+        let is_template = |name: &str| is_named_template(&format!("{TEMPLATES_FOLDER}/{name}"));
+        remove_leftovers(&templates, is_template)?;
+        named_templates(folder)?.iter().try_for_each(|name| files::remove(&folder.join(name)))?;
+        fs::remove_dir(&templates).map_err(DataError::io(&templates, "remove"))?;
+    }
+    Ok(())
 }
 
 /// Loads a tokenizer; `end_of_document` names the token that ends documents.
@@ -70,6 +102,10 @@ pub(super) fn load(path: &Path, end_of_document: Option<&str>) -> Result<Tokeniz
             if side.exists() {
                 side_files.insert(name.to_owned(), read_bounded(&side)?);
             }
+        }
+        for name in named_templates(folder)? {
+            let template = read_bounded(&folder.join(&name))?;
+            side_files.insert(name, template);
         }
         for name in [NAMED_FILE, "config.json"] {
             let side = folder.join(name);

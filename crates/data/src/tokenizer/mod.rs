@@ -312,7 +312,11 @@ impl Tokenizer {
     /// The folder or a file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         files::create_folder(folder)?;
-        self.files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), bytes))?;
+        for (name, bytes) in self.files() {
+            let path = folder.join(name);
+            path.parent().map(files::create_folder).transpose()?;
+            files::write_atomically(&path, bytes)?;
+        }
         if let Some(chat) = &self.chat {
             files::write_json(&folder.join(chat_identity::CHAT_FILE), chat)?;
         }
@@ -322,9 +326,17 @@ impl Tokenizer {
         }
     }
 
-    /// Names of all files that [`Tokenizer::save`] may write.
+    /// Names of all files that [`Tokenizer::save`] may write directly to its folder.
     pub(crate) fn saved_names() -> impl Iterator<Item = &'static str> {
         load::saved_names()
+    }
+
+    /// Removes what [`Tokenizer::save`] wrote to `folder`.
+    ///
+    /// # Errors
+    /// A file that cannot be removed.
+    pub(crate) fn remove_saved(folder: &Path) -> Result<()> {
+        load::remove_saved(folder)
     }
 
     /// Largest token id plus one, including added tokens.

@@ -82,6 +82,47 @@ fn markers_become_tokens_and_the_export_ends_turns() {
 }
 
 #[test]
+fn a_template_for_rows_with_tools_is_kept_in_run_and_export() {
+    let place = place("");
+    let template = |word: &str| {
+        format!(
+            "{{%- for m in messages %}}{word}{{{{ m.role }}}}: {{{{ m.content }}}}<|im_end|>{{%- endfor %}}\
+             {{%- if add_generation_prompt %}}{word}assistant: {{%- endif %}}"
+        )
+    };
+    let tools = "additional_chat_templates/tool_use.jinja";
+    place.write("base/hf/chat_template.jinja", template("").as_bytes());
+    place.write(&format!("base/hf/{tools}"), template("T ").as_bytes());
+    let row = json!({
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "world"}],
+    });
+    place.write("chats.jsonl", (row.to_string() + "\n").repeat(20).as_bytes());
+    let chatml = CHAT.replace("--set train.steps=4", "--set data.held_out=0.0 --set eval.every=0");
+    let sets = chatml.replace("--set data.chat_template=chatml", "");
+    let train = |more: &str| place.run(&format!("train continued.toml {sets} {more}"));
+    train("--out whole --set train.steps=4").succeeds();
+    train("--out out --set train.steps=2").succeeds();
+    train("--out out --set train.steps=4 --resume").succeeds();
+    assert_same_file(&place.path("whole/hf/model.safetensors"), &place.path("out/hf/model.safetensors"));
+    place.run("export out --out exported").succeeds();
+    place.run("export out --out exported --overwrite").succeeds();
+    for folder in ["out/hf", "exported"] {
+        for file in [tools, "chat_template.jinja"] {
+            assert_eq!(place.read(&format!("{folder}/{file}")), place.read(&format!("base/hf/{file}")));
+        }
+        let shown = place.run(&format!("tokenize chats.jsonl --tokenizer {folder} --show 1")).succeeds();
+        assert!(shown.stdout.contains("T user: hello"), "{}", shown.stdout);
+    }
+    place.run("eval out --data chats.jsonl").succeeds();
+    // An export with another template has no template for tools.
+    let plain = json!({"messages": row["messages"]}).to_string() + "\n";
+    place.write("chats.jsonl", plain.repeat(20).as_bytes());
+    place.run(&format!("train continued.toml --out one {chatml} --set train.steps=2")).succeeds();
+    assert!(!place.exists(&format!("one/hf/{tools}")));
+}
+
+#[test]
 fn growth_and_resume_give_the_same_bits_on_any_number_of_ranks() {
     let place = place("--set model.tie_embeddings=true");
     let sets = format!("{CHAT} --set train.micro_batch_size=1 --set parallel.reduce=any-world");

@@ -19,7 +19,7 @@ pub trait TokenStream: Send + Sync + Debug {
     /// Exclusive upper bound of token ids.
     fn vocab_size(&self) -> usize;
 
-    /// Hash of the tokens, their order, which of them are trained, and the ends of documents.
+    /// Hash of the tokens, their order, which of them are trained, the ends of documents and their questions.
     fn fingerprint(&self) -> u64;
 
     /// Reads `out.len()` tokens at position `start`.
@@ -50,6 +50,15 @@ pub trait TokenStream: Send + Sync + Debug {
     /// True if some tokens may be untrained: the tokens are conversations, or prompts with answers.
     fn has_untrained(&self) -> bool {
         false
+    }
+
+    /// The hash of each document's question, the first message of a user in its conversation: documents with
+    /// equal ones are held out together. `None` if they are not known.
+    ///
+    /// # Errors
+    /// A file that shrank, a damaged block.
+    fn questions(&self) -> Result<Option<Vec<u64>>> {
+        Ok(None)
     }
 
     /// Appends the positions in `range` at which a document has ended, ascending. The next document begins

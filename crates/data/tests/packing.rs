@@ -2,14 +2,17 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use common::MemoryTokens;
+use common::datasets::run;
 use proptest::prelude::*;
+use xtrain_chat::TrainOn;
+use xtrain_data::chat::with_markers;
 use xtrain_data::{
-    DocumentMask, IGNORED_TARGET, LeftOut, Loader, LoaderOptions, MixtureSource, Packing, Result,
-    TokenCounts, TokenStream, TooLong, Validation,
+    Batch, ChatOptions, DocumentMask, IGNORED_TARGET, LeftOut, Loader, LoaderOptions, MixtureSource, Packing,
+    PrepareOptions, Result, TemplateSource, TokenCounts, TokenStream, Tokenizer, TooLong, Validation,
 };
 
 type Documents = Vec<(Vec<u32>, Vec<bool>)>;
@@ -113,7 +116,8 @@ proptest! {
     fn a_conversation_is_trained_or_held_out_as_a_whole(
         turns in prop::collection::vec((1_usize..4, 0_u32..6), 4..40), fraction in 0.05_f64..0.6,
     ) {
-        // Each conversation is some documents; its first tokens are one of six prompts.
+        // Each conversation is some documents; its first tokens are one of six prompts. Their shards have no
+        // questions, as those of earlier versions.
         let mut documents = Documents::new();
         let mut next = 100;
         for &(samples, prompt) in &turns {
@@ -143,6 +147,48 @@ proptest! {
         prop_assert!(seen[0].is_disjoint(&seen[1]), "{seen:?}");
         prop_assert!(!seen[0].is_empty() && !seen[1].is_empty());
         prop_assert_eq!(seen[0].len() + seen[1].len(), prompts.len());
+    }
+}
+
+/// Numbers of the questions in windows of byte tokens, as `question 7?`.
+fn questions_in(batch: &Batch) -> BTreeSet<String> {
+    let bytes: Vec<u8> = batch.tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    text.split("question ").skip(1).map(|rest| rest.split('?').next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn conversations_with_equal_questions_are_on_one_side_whatever_is_trained() {
+    let row = |n: usize| {
+        let question = n % 6;
+        format!(
+            "{{\"messages\": [{{\"role\": \"system\", \"content\": \"id {n}\"}},\
+             {{\"role\": \"user\", \"content\": \"question {question}?\"}},\
+             {{\"role\": \"assistant\", \"content\": \"a {n}\", \"train\": {}}},\
+             {{\"role\": \"user\", \"content\": \"and {n}\"}},\
+             {{\"role\": \"assistant\", \"content\": \"b {n}\"}}]}}\n",
+            n % 2 == 0
+        )
+    };
+    for train_on in [TrainOn::Assistant, TrainOn::Last, TrainOn::All] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("chats.jsonl");
+        std::fs::write(&file, (0..60).map(row).collect::<String>()).unwrap();
+        let chat = ChatOptions { template: TemplateSource::ChatMl, train_on, ..ChatOptions::default() };
+        let (tokenizer, _) =
+            with_markers(Tokenizer::bytes(), std::slice::from_ref(&chat), None).expect("markers");
+        let prepared = PrepareOptions { chat: Some(chat), shard_tokens: 2000, ..PrepareOptions::default() };
+        let dataset = run(&file, &tokenizer, &prepared, &folder.path().join("out")).unwrap();
+        assert_eq!(dataset.questions().unwrap().map(|questions| questions.len()), Some(60));
+        let stream: Arc<dyn TokenStream> = Arc::new(dataset);
+        let source = MixtureSource { stream, weight: 1.0, packing: Packing::Whole(TooLong::Error) };
+        let options = LoaderOptions { seq_len: 256, ..options(Some(0.3)) };
+        let loader = Loader::new(vec![source], options).unwrap();
+        let validation = loader.validation().unwrap();
+        let held = questions_in(&validation.batch(0, validation.window_count() as usize).unwrap());
+        let trained = questions_in(&loader.batch(0, loader.windows()[0] as usize).unwrap());
+        assert!(held.is_disjoint(&trained), "{train_on:?}: {held:?} {trained:?}");
+        assert_eq!((held.len() + trained.len(), held.is_empty()), (6, false), "{train_on:?}");
     }
 }
 

@@ -30,10 +30,11 @@ fn documents() -> impl Strategy<Value = Vec<Vec<u32>>> {
     prop::collection::vec(prop::collection::vec(0_u32..256, 0..30), 1..20)
 }
 
-fn write_masked(path: &Path, documents: &[(Vec<u32>, Vec<bool>)]) {
+fn write_masked(path: &Path, documents: &[(Vec<u32>, Vec<bool>)], questions: Option<&[u64]>) {
     let mut writer = ShardWriter::create_masked(path, &BYTES).unwrap();
-    for (tokens, trained) in documents {
-        writer.push_document(tokens, trained, tokens.len() as u64).unwrap();
+    for (number, (tokens, trained)) in documents.iter().enumerate() {
+        let question = questions.map(|questions| questions[number]);
+        writer.push_document(tokens, trained, question, tokens.len() as u64).unwrap();
     }
     writer.finish().unwrap();
 }
@@ -80,12 +81,17 @@ proptest! {
     #[test]
     fn a_masked_shard_returns_what_was_written(
         documents in masked_documents(), start: prop::sample::Index, len: prop::sample::Index,
+        has_questions: bool, question: u64,
     ) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.tokens");
-        write_masked(&path, &documents);
+        let questions: Vec<u64> = (0..documents.len() as u64).map(|n| question.wrapping_add(n)).collect();
+        let questions = if has_questions { questions } else { Vec::new() };
+        write_masked(&path, &documents, has_questions.then_some(&questions));
         let shard = Shard::open(&path).unwrap();
         shard.verify().unwrap();
+        prop_assert_eq!(shard.header().has_questions, has_questions);
+        prop_assert_eq!(shard.questions().unwrap(), questions);
         let expected = MemoryTokens::masked("memory", &documents, BYTES.vocab_size());
         let count = shard.header().token_count;
         prop_assert_eq!(count, expected.token_count());
@@ -114,7 +120,7 @@ proptest! {
     ) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.tokens");
-        write_masked(&path, &documents);
+        write_masked(&path, &documents, None);
         let mut bytes = fs::read(&path).unwrap();
         let at = at.index(bytes.len());
         bytes[at] ^= 1_u8 << bit;

@@ -2,10 +2,12 @@
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use xtrain_chat::row::Role;
 use xtrain_chat::{
-    ChatError, ChatRow, Conversation, DropReason, Encoded, MaskOptions, RowFailure, RowFormat, Templates,
-    TrainOn, encode, parse_row, read_row, recognise, samples,
+    ChatError, ChatMessage, ChatRow, Conversation, DropReason, Encoded, MaskOptions, RowFailure, RowFormat,
+    Templates, TrainOn, encode, parse_row, read_row, recognise, samples,
 };
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::record::{RowCounts, date, train_on};
 use super::{ChatOptions, vocabulary};
@@ -37,6 +39,8 @@ pub(crate) struct EncodedSample {
 #[derive(Debug)]
 pub(crate) struct EncodedRow {
     pub(crate) counts: RowCounts,
+    /// Hash of the first message of a user. Rows with equal ones are held out together.
+    pub(crate) question: u64,
     pub(crate) samples: Vec<EncodedSample>,
 }
 
@@ -140,7 +144,7 @@ impl<'t> ChatEncoder<'t> {
             counts.crossing_tokens += crossing as u64;
             encoded.push(EncodedSample { ids, trained, text_bytes: sample.text.len() as u64 });
         }
-        with_samples(EncodedRow { counts, samples: encoded })
+        with_samples(EncodedRow { counts, question: question_of(conversation), samples: encoded })
     }
 
     /// A prompt and its completion, each encoded as text, then the end of the document.
@@ -171,8 +175,21 @@ impl<'t> ChatEncoder<'t> {
             }
         };
         let counts = RowCounts { format, method: None, crossing_tokens: 0, missing_messages: 0 };
-        with_samples(EncodedRow { counts, samples })
+        let question = if prompt.is_empty() { completion } else { prompt };
+        with_samples(EncodedRow { counts, question: xxh3_64(question.as_bytes()), samples })
     }
+}
+
+/// Hash of the first message of a user; of all texts, if there is none.
+fn question_of(conversation: &Conversation) -> u64 {
+    let messages = &conversation.messages;
+    let mut hash = Xxh3::new();
+    let mut add = |message: &ChatMessage| message.texts().for_each(|text| hash.update(text.as_bytes()));
+    match messages.iter().find(|message| message.role() == Role::User) {
+        Some(question) => add(question),
+        None => messages.iter().for_each(add),
+    }
+    hash.digest()
 }
 
 /// Token ids of a pair before its completion.

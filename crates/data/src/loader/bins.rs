@@ -243,7 +243,9 @@ pub(super) fn find_documents(
     let longest = seq_len as u64 + 1;
     let mut left_out = LeftOut::default();
     let mut documents: Vec<(Document, u64)> = Vec::new();
-    let mut reader = DocumentReader { stream, bits: Vec::new(), group: 0, wants_groups: held_out.is_some() };
+    let questions = if held_out.is_some() { stream.questions()? } else { None };
+    let wants_groups = held_out.is_some();
+    let mut reader = DocumentReader { stream, bits: Vec::new(), group: 0, wants_groups, questions };
     let mut problem = None;
     reader.each(|number, found, bits| {
         let tokens = found.range.end - found.range.start;
@@ -351,6 +353,8 @@ struct DocumentReader<'s> {
     /// The group of the document before.
     group: u64,
     wants_groups: bool,
+    /// The hash of each document's question, if they are known.
+    questions: Option<Vec<u64>>,
 }
 
 impl DocumentReader<'_> {
@@ -368,7 +372,8 @@ impl DocumentReader<'_> {
             self.bits.resize((end - start) as usize, false);
             self.stream.trained(start, &mut self.bits)?;
             if self.wants_groups {
-                self.group = self.group_of(start..end)?;
+                let question = self.questions.as_ref().and_then(|questions| questions.get(number).copied());
+                self.group = question.map_or_else(|| self.group_of(start..end), Ok)?;
             }
             f(number, FoundDocument { range: start..end, group: self.group }, &self.bits);
             start = end;
@@ -376,7 +381,7 @@ impl DocumentReader<'_> {
         Ok(())
     }
 
-    /// The group of a document: that of the document before if both are of one conversation; else the hash
+    /// The group of a document whose question is not known: that of the document before if both are of one conversation; else the hash
     /// of the tokens before the first trained one, or of all if the first target is trained.
     fn group_of(&self, range: Range<u64>) -> Result<u64> {
         let is_masked = self.stream.has_untrained();

@@ -148,7 +148,7 @@ impl<'r> DatasetWriter<'r> {
     fn write_row(&mut self, row: &EncodedRow) -> Result<()> {
         let writer = self.open_shard()?;
         for sample in &row.samples {
-            writer.push_document(&sample.ids, &sample.trained, sample.text_bytes)?;
+            writer.push_document(&sample.ids, &sample.trained, Some(row.question), sample.text_bytes)?;
         }
         Ok(())
     }

@@ -82,6 +82,8 @@ pub(super) fn describe_inputs(
     }
     if let Some(chat) = chat {
         everything["chat"] = chat.identity();
+        // Datasets that were made without questions are not found.
+        everything["questions"] = true.into();
         everything["bad_rows"] = chat.options().bad_rows.into();
     }
     Ok(files::hex(&Sha256::digest(everything.to_string())))

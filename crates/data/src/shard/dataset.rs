@@ -327,6 +327,17 @@ impl TokenStream for Dataset {
         self.shards.iter().any(|shard| shard.header().trained_count.is_some())
     }
 
+    fn questions(&self) -> Result<Option<Vec<u64>>> {
+        if !self.shards.iter().all(|shard| shard.header().has_questions) {
+            return Ok(None);
+        }
+        let mut hashes = Vec::with_capacity(self.index.documents as usize);
+        for shard in &self.shards {
+            hashes.extend(shard.questions()?);
+        }
+        Ok(Some(hashes))
+    }
+
     fn document_ends(&self, range: Range<u64>, out: &mut Vec<u64>) -> Result<()> {
         if range.is_empty() {
             return Ok(());

@@ -11,6 +11,8 @@ pub const SHARD_VERSION: u32 = 1;
 pub const MASKED_SHARD_VERSION: u32 = 2;
 /// The flag of a shard with a bit for each token.
 const HAS_TRAINED_BITS: u64 = 1;
+/// The flag of a shard with the hash of a question for each document.
+const HAS_QUESTIONS: u64 = 2;
 /// Size of a header; the tokens follow it.
 pub(super) const HEADER_BYTES: usize = 256;
 /// Bytes that one checksum covers.
@@ -61,6 +63,9 @@ pub struct ShardHeader {
     pub text_bytes: u64,
     /// Number of trained tokens, if the shard has a bit for each token; `None` if all are trained.
     pub trained_count: Option<u64>,
+    /// True if the shard has, for each document, the hash of the first message of a user. Only shards with
+    /// bits have; those of earlier versions do not.
+    pub has_questions: bool,
     /// Checksum of the table of checksums, which makes the header's checksum cover the whole content.
     pub(super) table_checksum: u64,
 }
@@ -86,7 +91,8 @@ impl ShardHeader {
             put(&field.to_le_bytes());
         }
         if let Some(trained) = self.trained_count {
-            put(&HAS_TRAINED_BITS.to_le_bytes());
+            let questions = if self.has_questions { HAS_QUESTIONS } else { 0 };
+            put(&(HAS_TRAINED_BITS | questions).to_le_bytes());
             put(&trained.to_le_bytes());
         }
         let sum = xxh3_64(&bytes[..HEADER_BYTES - 8]);
@@ -119,9 +125,10 @@ impl ShardHeader {
         if u64_at(88) != CHUNK_BYTES {
             return Err(format!("it has checksums over {} bytes", u64_at(88)));
         }
-        let trained_count = match (version, u64_at(104)) {
-            (SHARD_VERSION, _) => None,
-            (_, HAS_TRAINED_BITS) => Some(u64_at(112)),
+        const BOTH: u64 = HAS_TRAINED_BITS | HAS_QUESTIONS;
+        let (trained_count, has_questions) = match (version, u64_at(104)) {
+            (SHARD_VERSION, _) => (None, false),
+            (_, flags @ (HAS_TRAINED_BITS | BOTH)) => (Some(u64_at(112)), flags == BOTH),
             (_, other) => return Err(format!("it has flags {other}, which this program does not know")),
         };
         let mut tokenizer_hash = [0; 32];
@@ -136,6 +143,7 @@ impl ShardHeader {
             document_count: u64_at(72),
             text_bytes: u64_at(80),
             trained_count,
+            has_questions,
             table_checksum: u64_at(96),
         };
         if header.token_count > 0 && header.largest_token >= header.vocab_size {
@@ -169,14 +177,17 @@ impl ShardHeader {
         let bits_end = bits_start.checked_add(bits)?;
         let ends_start = bits_end.checked_next_multiple_of(8)?;
         let ends_end = self.document_count.checked_mul(8)?.checked_add(ends_start)?;
-        let chunk_count = (ends_end - start).div_ceil(CHUNK_BYTES);
-        let file_bytes = ends_end.checked_add(chunk_count * 8)?;
+        let questions = if self.has_questions { self.document_count.checked_mul(8)? } else { 0 };
+        let data_end = ends_end.checked_add(questions)?;
+        let chunk_count = (data_end - start).div_ceil(CHUNK_BYTES);
+        let file_bytes = data_end.checked_add(chunk_count * 8)?;
         Some(FileLayout {
             tokens: start..tokens_end,
             trained: bits_start..bits_end,
             ends: ends_start..ends_end,
-            data: start..ends_end,
-            table: ends_end..file_bytes,
+            questions: ends_end..data_end,
+            data: start..data_end,
+            table: data_end..file_bytes,
         })
     }
 }
@@ -190,7 +201,9 @@ pub(super) struct FileLayout {
     pub(super) trained: Range<u64>,
     /// Positions after each document's last token, counted from the shard's first token.
     pub(super) ends: Range<u64>,
-    /// Tokens, bits, padding and ends, which the checksums cover.
+    /// The hash of each document's question; empty if the shard has none.
+    pub(super) questions: Range<u64>,
+    /// Tokens, bits, padding, ends and questions, which the checksums cover.
     pub(super) data: Range<u64>,
     /// The checksums, up to the end of the file.
     pub(super) table: Range<u64>,

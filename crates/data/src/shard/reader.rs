@@ -184,6 +184,18 @@ impl Shard {
         Ok(())
     }
 
+    /// The hash of each document's question; none if the shard has none.
+    ///
+    /// # Errors
+    /// A file that shrank; a damaged block.
+    pub fn questions(&self) -> Result<Vec<u64>> {
+        let section = &self.layout.questions;
+        let mut hashes = vec![0; ((section.end - section.start) / 8) as usize];
+        self.read_verified(section.start, bytemuck::cast_slice_mut(&mut hashes))?;
+        hashes.iter_mut().for_each(|hash| *hash = u64::from_le(*hash));
+        Ok(hashes)
+    }
+
     /// Reads the whole file and compares all checksums.
     ///
     /// # Errors
@@ -213,8 +225,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Reads bytes of the tokens, bits or document ends at offset `start`, and verifies blocks that are read
-    /// for the first time.
+    /// Reads bytes of the tokens, bits, document ends or questions at offset `start`, and verifies blocks
+    /// that are read for the first time.
     fn read_verified(&self, start: u64, out: &mut [u8]) -> Result<()> {
         let block = |at: u64| ((at - self.layout.data.start) / CHUNK_BYTES) as usize;
         if !out.is_empty() {

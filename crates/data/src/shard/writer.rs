@@ -24,6 +24,8 @@ pub struct ShardWriter {
     trained: Option<BitVec>,
     /// Position after each document's last token.
     ends: Vec<u64>,
+    /// The hash of each document's question, if documents have one.
+    questions: Vec<u64>,
     sums: ChunkSums,
 }
 
@@ -58,6 +60,7 @@ impl ShardWriter {
             document_count: 0,
             text_bytes: 0,
             trained_count: trained.as_ref().map(|_| 0),
+            has_questions: false,
             table_checksum: 0,
         };
         let mut writer = ShardWriter {
@@ -67,6 +70,7 @@ impl ShardWriter {
             header,
             trained,
             ends: Vec::new(),
+            questions: Vec::new(),
             sums: ChunkSums::default(),
         };
         writer.write_raw(&[0; HEADER_BYTES])?;
@@ -87,11 +91,22 @@ impl ShardWriter {
 
     /// Appends a whole document without an end-of-document token: `trained` says which of its tokens are
     /// trained. The first one is no target, so its bit has another meaning: it is set if the document belongs
-    /// to the conversation of the document before.
+    /// to the conversation of the document before. `question` is a hash of the first message of a user in the
+    /// conversation; all documents of a shard have one, or none has.
     ///
     /// # Errors
     /// A token outside the vocabulary; a full disk; a shard whose tokens are all trained; other lengths.
-    pub fn push_document(&mut self, tokens: &[u32], trained: &[bool], text_bytes: u64) -> Result<()> {
+    pub fn push_document(
+        &mut self,
+        tokens: &[u32],
+        trained: &[bool],
+        question: Option<u64>,
+        text_bytes: u64,
+    ) -> Result<()> {
+        self.questions.extend(question);
+        if self.questions.len() as u64 != question.map_or(0, |_| self.header.document_count + 1) {
+            return Err(DataError::Internal("some documents of a shard have no question".to_owned()));
+        }
         if self.trained.is_none() || tokens.len() != trained.len() {
             let (tokens, bits, has) = (tokens.len(), trained.len(), self.trained.is_some());
             return Err(DataError::Internal(format!(
@@ -163,6 +178,9 @@ impl ShardWriter {
         }
         let ends: Vec<u8> = std::mem::take(&mut self.ends).into_iter().flat_map(u64::to_le_bytes).collect();
         self.write_data(&ends)?;
+        self.header.has_questions = !self.questions.is_empty();
+        let questions: Vec<u8> = self.questions.iter().flat_map(|hash| hash.to_le_bytes()).collect();
+        self.write_data(&questions)?;
         let table: Vec<u8> =
             std::mem::take(&mut self.sums).finish().into_iter().flat_map(u64::to_le_bytes).collect();
         self.header.table_checksum = xxh3_64(&table);

@@ -16,6 +16,7 @@ pub struct MemoryTokens {
     /// Empty if all tokens are trained.
     trained: Vec<bool>,
     ends: Vec<u64>,
+    questions: Option<Vec<u64>>,
     vocab_size: usize,
     text_bytes: Option<u64>,
     fingerprint: u64,
@@ -34,6 +35,7 @@ impl MemoryTokens {
             tokens: Vec::new(),
             trained: Vec::new(),
             ends: Vec::new(),
+            questions: None,
             vocab_size,
             text_bytes: None,
             fingerprint: 0,
@@ -66,6 +68,12 @@ impl MemoryTokens {
         packed
     }
 
+    /// Sets the hash of each document's question.
+    #[must_use]
+    pub fn with_questions(self, questions: Vec<u64>) -> MemoryTokens {
+        MemoryTokens { questions: Some(questions), ..self }
+    }
+
     /// Sets the size of the text.
     #[must_use]
     pub fn with_text_bytes(self, text_bytes: u64) -> MemoryTokens {
@@ -88,6 +96,10 @@ impl TokenStream for MemoryTokens {
 
     fn vocab_size(&self) -> usize {
         self.vocab_size
+    }
+
+    fn questions(&self) -> Result<Option<Vec<u64>>> {
+        Ok(self.questions.clone())
     }
 
     fn fingerprint(&self) -> u64 {

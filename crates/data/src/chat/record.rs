@@ -27,7 +27,7 @@ pub struct ChatRecord {
     pub methods: BTreeMap<String, u64>,
     /// Rows that were dropped, by reason.
     pub dropped: BTreeMap<String, u64>,
-    /// The first of these, with its place and what happened.
+    /// The first of these that could be read, with its place and what happened.
     pub first_dropped: Option<String>,
     /// Trained tokens that reach beyond what is trained.
     pub crossing_tokens: u64,
@@ -37,6 +37,14 @@ pub struct ChatRecord {
 
 /// The reason for which rows are dropped that cannot be read.
 pub(crate) const UNREADABLE: &str = "a row that cannot be read";
+
+/// Rows after which a warning says that too many are dropped.
+const EARLY_ROWS: u64 = 1000;
+
+/// Counts by reason as `2: no trained token; 1: ...`.
+fn in_words<'r>(counts: impl Iterator<Item = (&'r String, &'r u64)>) -> String {
+    counts.map(|(reason, count)| format!("{count}: {reason}")).collect::<Vec<_>>().join("; ")
+}
 
 /// Counts of a row.
 #[derive(Debug)]
@@ -93,7 +101,9 @@ impl ChatRecord {
     /// Counts a row that is dropped.
     pub(crate) fn drop(&mut self, reason: &str, place: &str, what: &str) {
         *self.dropped.entry(reason.to_owned()).or_default() += 1;
-        self.first_dropped.get_or_insert_with(|| format!("{place}: {what}"));
+        if reason != UNREADABLE {
+            self.first_dropped.get_or_insert_with(|| format!("{place}: {what}"));
+        }
     }
 
     /// Number of rows that were dropped because they cannot be read.
@@ -111,29 +121,60 @@ impl ChatRecord {
         self.formats.values().sum::<u64>() + self.dropped_rows()
     }
 
-    /// Fails if more than this share of the rows was dropped.
+    /// Fails if more than this share of all rows was dropped. Rows that cannot be read do not count: their
+    /// number has a limit of its own.
     ///
     /// # Errors
     /// Says how many, why, and what happened to the first.
     pub(crate) fn check(&self, bad_rows: f64) -> Result<()> {
-        let (dropped, rows) = (self.dropped_rows() - self.unreadable_rows(), self.rows());
-        if dropped == 0 || dropped as f64 <= bad_rows * rows as f64 {
+        if !self.exceeds(bad_rows) {
             return Ok(());
         }
         let first = self.first_dropped.as_deref().unwrap_or_default();
         Err(DataError::invalid(
-            format!("{dropped} of {rows} rows are dropped ({}); the first is {first}", self.reasons()),
+            format!("{}; the first is {first}", self.share()),
             format!(
-                "repair the rows or the template, or raise data.bad_rows, the share that may be dropped ({bad_rows})"
+                "repair the rows or the template, or raise data.bad_rows (tokenize: --bad-rows), the share that may be dropped \
+                 ({bad_rows})"
             ),
         ))
     }
 
+    /// As [`ChatRecord::check`], before all rows are read: fails if no row may be dropped, and else warns
+    /// once.
+    ///
+    /// # Errors
+    /// Those of [`ChatRecord::check`].
+    pub(crate) fn check_early(&self, bad_rows: f64, is_warned: &mut bool) -> Result<()> {
+        if bad_rows <= 0.0 {
+            return self.check(bad_rows);
+        }
+        if !*is_warned && self.rows() >= EARLY_ROWS && self.exceeds(bad_rows) {
+            *is_warned = true;
+            let (share, first) = (self.share(), self.first_dropped.as_deref().unwrap_or_default());
+            tracing::warn!(
+                "so far, {share}; the first is {first}; if they are more than {bad_rows} of all rows, that is an error"
+            );
+        }
+        Ok(())
+    }
+
+    /// True if more than this share of the rows was dropped that could be read.
+    fn exceeds(&self, bad_rows: f64) -> bool {
+        let dropped = self.dropped_rows() - self.unreadable_rows();
+        dropped > 0 && dropped as f64 > bad_rows * self.rows() as f64
+    }
+
+    /// How many of the rows were dropped that could be read, and why.
+    fn share(&self) -> String {
+        let reasons = self.dropped.iter().filter(|(reason, _)| *reason != UNREADABLE);
+        let dropped = self.dropped_rows() - self.unreadable_rows();
+        format!("{dropped} of {} rows are dropped ({})", self.rows(), in_words(reasons))
+    }
+
     /// The reasons for which rows were dropped, with their numbers.
     pub fn reasons(&self) -> String {
-        let reasons: Vec<String> =
-            self.dropped.iter().map(|(reason, count)| format!("{count}: {reason}")).collect();
-        reasons.join("; ")
+        in_words(self.dropped.iter())
     }
 
     /// A line for the log: formats, methods, dropped rows.

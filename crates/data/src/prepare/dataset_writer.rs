@@ -39,6 +39,8 @@ pub(super) struct DatasetWriter<'r> {
     writer: Option<ShardWriter>,
     separator: UnusedSeparator,
     bad_rows: BadRows,
+    /// A warning of dropped rows was given.
+    warned_of_rows: bool,
     started: Instant,
     progress_timer: ProgressTimer,
     /// Bytes that earlier runs read. A continued run knows them once its first batch has arrived.
@@ -76,6 +78,7 @@ impl<'r> DatasetWriter<'r> {
                         .unwrap_or_else(|| ChatRecord::new(encoder.options(), encoder.template_hash())),
                 )
             }),
+            warned_of_rows: false,
             unfinished,
             inputs,
             tokenizer,
@@ -125,7 +128,7 @@ impl<'r> DatasetWriter<'r> {
             let location = input.location_of_row(piece.row);
             let refused =
                 |error: ChatError| DataError::input(&input.path, &location, error.problem, error.advice);
-            let Some((_, record)) = &mut self.chat else { break };
+            let Some((encoder, record)) = &mut self.chat else { break };
             match row {
                 Ok(row) => {
                     record.add(&row.counts);
@@ -133,6 +136,7 @@ impl<'r> DatasetWriter<'r> {
                 }
                 Err(RowError::Dropped(reason, what)) => {
                     record.drop(reason, &format!("{}, {location}", input.path.display()), &what);
+                    record.check_early(encoder.options().bad_rows, &mut self.warned_of_rows)?;
                 }
                 // Few of them are skipped, as bad rows of text are.
                 Err(RowError::Row(error)) if record.unreadable_rows() < self.options.input.skip_bad_rows => {
@@ -235,14 +239,8 @@ impl<'r> DatasetWriter<'r> {
         self.progress_timer = ProgressTimer::default();
         self.report(self.inputs.iter().map(|input| input.bytes).sum(), on_progress)?;
         let bad_rows = self.bad_rows.count();
-        if let Some((encoder, record)) = &self.chat
-            && let Err(error) = record.check(encoder.options().bad_rows)
-        {
-            self.writer = None;
-            if self.unfinished.shards.is_empty() {
-                discard_unfinished(&self.folder)?;
-            }
-            return Err(error);
+        if let Some((encoder, record)) = &self.chat {
+            record.check(encoder.options().bad_rows)?;
         }
         self.close_shard(InputPosition { file: self.inputs.len(), pieces: 0, bad_rows })?;
         let shards = std::mem::take(&mut self.unfinished.shards);

@@ -6,6 +6,7 @@ use std::path::Path;
 use xtrain_checkpoint::{remove_leftovers, temporary_target};
 
 use super::file_names::{LEARNED_FILE, SOURCE_FILE, UNFINISHED_FILE, is_shard_name};
+use crate::error::{DataError, Result};
 use crate::files;
 use crate::shard::INDEX_FILE;
 use crate::tokenizer::Tokenizer;
@@ -32,6 +33,17 @@ pub(super) fn remove(folder: &Path) {
     if let Err(error) = removed {
         tracing::debug!("leftovers stay: {error}");
     }
+}
+
+/// Removes the shards in `folder`.
+pub(super) fn remove_shards(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder).map_err(DataError::io(folder, "list the folder"))? {
+        let entry = entry.map_err(DataError::io(folder, "list the folder"))?;
+        if entry.file_name().to_str().is_some_and(is_shard_name) {
+            files::remove(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// True for the name of a file that a preparation writes.

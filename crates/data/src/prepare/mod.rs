@@ -160,26 +160,29 @@ fn prepare_locked(
             .map_err(DataError::io(folder, "start a thread that reads"))?;
         read_ahead.batches().iter().try_for_each(|batch| writer.add_batch(batch?, on_progress))
     });
-    match written {
-        Ok(()) => writer.finish(on_progress),
-        Err(error) => {
-            drop(writer);
-            if !matches!(error, DataError::Interrupted) {
-                leave_nothing(folder);
-            }
-            Err(error)
-        }
-    }
-}
-
-/// Removes what a failed run wrote, unless it is worth continuing: complete shards, a learned vocabulary.
-fn leave_nothing(folder: &Path) {
-    if folder.join(file_names::LEARNED_FILE).exists() {
-        return;
-    }
-    if let Err(error) = discard_unfinished(folder) {
+    let finished = written.and_then(|()| writer.finish(on_progress));
+    if let Err(error) = &finished
+        && !matches!(error, DataError::Interrupted)
+        && let Err(error) = leave_nothing(folder, error)
+    {
         tracing::debug!("files of a failed run stay: {error}");
     }
+    finished
+}
+
+/// Removes what a run wrote that failed with `error`, unless it is worth continuing: a learned vocabulary,
+/// and complete shards if the input is not to blame. The same input would fail again, and a repaired one is
+/// another.
+fn leave_nothing(folder: &Path, error: &DataError) -> Result<()> {
+    use DataError::{Input, Invalid, Tokenizer};
+    if matches!(error, Input { .. } | Tokenizer { .. } | Invalid { .. })
+        && let Some(unfinished) = Unfinished::load(folder)?
+    {
+        // The record goes on to say that what is in the folder belongs to a run.
+        Unfinished::new(unfinished.made_from).save(folder)?;
+        leftovers::remove_shards(folder)?;
+    }
+    if folder.join(file_names::LEARNED_FILE).exists() { Ok(()) } else { discard_unfinished(folder) }
 }
 
 /// The finished dataset in `folder`, if any. A dataset of other input, tokenizer or options is an error.
@@ -254,6 +257,7 @@ fn discard_unfinished(folder: &Path) -> Result<()> {
         None => Ok(()),
         Some(unfinished) if unfinished.shards.is_empty() => {
             leftovers::remove(folder);
+            leftovers::remove_shards(folder)?;
             Tokenizer::remove_saved(folder)?;
             Unfinished::remove(folder)
         }

@@ -1,11 +1,11 @@
 //! The options of `xtrain tokenize`.
 
 use super::options::{TemplateArgs, Threads};
-use super::values::{split, tokens};
+use super::values::{share, split, tokens};
 use clap::Args;
 use std::path::PathBuf;
 use xtrain_config::Count;
-use xtrain_data::{BeginOfDocument, PrepareOptions, Take};
+use xtrain_data::{BeginOfDocument, ChatOptions, PrepareOptions, Take};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -77,6 +77,9 @@ pub(crate) struct RowArgs {
     /// Train on this part of a conversation
     #[arg(long, value_name = "PART", default_value = "assistant", value_parser = ["assistant", "last", "all"])]
     pub(crate) train_on: String,
+    /// Fail if the template refuses more than this share of the conversations, or nothing in them is trained
+    #[arg(long, value_name = "SHARE", default_value_t = ChatOptions::default().bad_rows, value_parser = share)]
+    pub(crate) bad_rows: f64,
     /// Show the samples of the first rows, what is trained in [[ ]] or in colour, and write nothing
     #[arg(long, value_name = "ROWS")]
     pub(crate) show: Option<usize>,

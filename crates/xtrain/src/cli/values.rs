@@ -74,6 +74,12 @@ pub(super) fn number(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| "write a number".to_owned())
 }
 
+/// A number from 0 to 1.
+pub(super) fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "write a number from 0 to 1".to_owned())
+}
+
 /// Bytes per second: `12.5GB/s`, `400Gbit/s`.
 pub(super) fn bandwidth(text: &str) -> Result<f64, String> {
     text.parse().map(|Rate(bytes)| bytes)

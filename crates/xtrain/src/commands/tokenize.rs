@@ -98,6 +98,7 @@ fn chat_options(args: &RowArgs) -> Result<ChatOptions, Failure> {
             "all" => TrainOn::All,
             _ => TrainOn::Assistant,
         },
+        bad_rows: args.bad_rows,
         ..ChatOptions::default()
     };
     args.template.over(options)

@@ -242,3 +242,27 @@ fn rows_that_cannot_be_read_are_skipped_on_request() {
         .run(&format!("train run.toml --out no {CHAT} --set data.tokenizer=bpe"))
         .refuses(&["chats.jsonl", "data.tokenizer"]);
 }
+
+#[test]
+fn too_many_dropped_rows_leave_nothing_and_repaired_rows_are_tokenized() {
+    let place = place();
+    let silent = "{\"messages\": [{\"role\": \"user\", \"content\": \"and?\"}]}\n";
+    place.write("silent.jsonl", (rows(60) + &silent.repeat(20)).as_bytes());
+    let options = "--tokenizer tok --chat-template chatml --shard-tokens 1000";
+    let tokenize = |more: &str| place.run(&format!("tokenize silent.jsonl {options} {more}"));
+    tokenize("--out few").refuses(&["20 of 80 rows", "silent.jsonl, line 61", "--bad-rows"]);
+    let left = || std::fs::read_dir(place.path("few")).expect("a folder").flatten();
+    assert!(left().all(|entry| entry.file_name() == ".lock"), "{:?}", left().collect::<Vec<_>>());
+    tokenize("--out none --bad-rows 0").refuses(&["1 of 61 rows", "silent.jsonl, line 61"]);
+    tokenize("--out none --bad-rows 2").refuses(&["--bad-rows", "from 0 to 1"]);
+    let said = tokenize("--out enough --bad-rows 0.3").succeeds().stdout;
+    assert!(said.contains("20 of 80 rows dropped"), "{said}");
+    // The rows are repaired, and the same folder is taken.
+    place.write("silent.jsonl", rows(60).as_bytes());
+    tokenize("--out few").succeeds();
+    // A row that cannot be read comes after complete shards.
+    place.write("silent.jsonl", (rows(60) + "{\"messages\": 1}\n").as_bytes());
+    tokenize("--out bad").refuses(&["silent.jsonl, line 61"]);
+    place.write("silent.jsonl", rows(60).as_bytes());
+    tokenize("--out bad").succeeds();
+}

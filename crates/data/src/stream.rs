@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::ops::Range;
 
+use crate::chat::ChatRecord;
 use crate::error::{DataError, Result};
 
 /// A sequence of tokens with random access.
@@ -59,6 +60,11 @@ pub trait TokenStream: Send + Sync + Debug {
     /// A file that shrank, a damaged block.
     fn questions(&self) -> Result<Option<Vec<u64>>> {
         Ok(None)
+    }
+
+    /// How rows of conversations became these tokens, if they are that.
+    fn chat(&self) -> Option<&ChatRecord> {
+        None
     }
 
     /// Appends the positions in `range` at which a document has ended, ascending. The next document begins

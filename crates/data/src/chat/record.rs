@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use xtrain_chat::{Date, Method, RowFormat, TrainOn};
 
-use super::ChatOptions;
+use super::{ChatOptions, TemplateSource};
 use crate::error::{DataError, Result};
 
 /// How rows of conversations became documents.
@@ -15,6 +15,9 @@ use crate::error::{DataError, Result};
 pub struct ChatRecord {
     /// Hash of the template; `None` if there was none.
     pub template: Option<String>,
+    /// The file with the template, if it is none of the tokenizer's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template_file: Option<String>,
     /// `data.chat_template_kwargs`.
     pub kwargs: Map<String, Value>,
     /// The date that templates print, as `2026-11-29`.
@@ -76,6 +79,10 @@ impl ChatRecord {
     pub(crate) fn new(options: &ChatOptions, template: Option<String>) -> ChatRecord {
         ChatRecord {
             template,
+            template_file: match &options.template {
+                TemplateSource::File(path) => Some(path.display().to_string()),
+                TemplateSource::Tokenizer | TemplateSource::ChatMl => None,
+            },
             kwargs: options.kwargs.clone(),
             today: date(options.today),
             train_on: train_on(options.train_on).to_owned(),

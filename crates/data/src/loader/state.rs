@@ -27,6 +27,10 @@ pub struct SourceState {
     pub name: String,
     /// Fingerprint of its tokens and document ends, in hexadecimal.
     pub fingerprint: String,
+    /// Hash of the chat template that rendered it, in hexadecimal; absent where none did, and in states of
+    /// earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
     /// Weight in the mixture.
     pub weight: f64,
     /// Number of training windows, which depends on the held-out fraction.
@@ -45,6 +49,7 @@ impl Loader {
         let sources = self.sources.iter().zip(counts).map(|(source, samples)| SourceState {
             name: source.stream.name().to_owned(),
             fingerprint: format!("{:016x}", source.stream.fingerprint()),
+            template: source.stream.chat().and_then(|chat| chat.template.clone()),
             weight: source.weight,
             windows: source.windows.count(),
             samples,
@@ -83,9 +88,22 @@ impl Loader {
         if current.sources.len() != state.sources.len() {
             return refuse(format!("it had {} sources, now {}", state.sources.len(), current.sources.len()));
         }
-        for (now, before) in current.sources.iter().zip(&state.sources) {
+        for ((now, before), source) in current.sources.iter().zip(&state.sources).zip(&self.sources) {
             if now.fingerprint != before.fingerprint {
-                return refuse(format!("the tokens of {} are not those of {}", now.name, before.name));
+                let is_other = before.template.is_some() && now.template != before.template;
+                let file = source.stream.chat().and_then(|chat| chat.template_file.as_ref());
+                return refuse(match (is_other, file) {
+                    (false, _) => format!("the tokens of {} are not those of {}", now.name, before.name),
+                    (true, Some(file)) => {
+                        format!(
+                            "the chat template of {}, {file}, is another than when the run began",
+                            now.name
+                        )
+                    }
+                    (true, None) => {
+                        format!("the chat template of {} is another than when the run began", now.name)
+                    }
+                });
             }
             // A JSON parser may lose the last bit of a number.
             if (now.weight - before.weight).abs() > 1e-12 * before.weight.abs() {

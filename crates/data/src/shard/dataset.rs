@@ -327,6 +327,10 @@ impl TokenStream for Dataset {
         self.shards.iter().any(|shard| shard.header().trained_count.is_some())
     }
 
+    fn chat(&self) -> Option<&ChatRecord> {
+        Dataset::chat(self)
+    }
+
     fn questions(&self) -> Result<Option<Vec<u64>>> {
         if !self.shards.iter().all(|shard| shard.header().has_questions) {
             return Ok(None);

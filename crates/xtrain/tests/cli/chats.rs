@@ -192,6 +192,17 @@ fn a_run_resumes_with_the_settings_of_its_conversations() {
         resume(&format!("--set data.today=2026-01-02 --set {set}")).refuses(&[changed]);
     }
     resume("--set data.today=2026-01-02").succeeds();
+    // The template's file has other text.
+    let template = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}\
+                    {% if add_generation_prompt %}<|im_start|>assistant: {% endif %}";
+    place.write("own.jinja", template.as_bytes());
+    let own = CHAT.replace("chat_template=chatml", "chat_template=own.jinja");
+    let train = |more: &str| place.run(&format!("train run.toml --out own {own} {more}"));
+    train("--set train.steps=2").succeeds();
+    place.write("own.jinja", template.replace(": ", "; ").as_bytes());
+    train("--set train.steps=3 --resume").refuses(&["chat template of chats.jsonl", "own.jinja, is another"]);
+    place.write("own.jinja", template.as_bytes());
+    train("--set train.steps=3 --resume").succeeds();
     place.run("train run.toml --out dated --set data.today=yesterday").refuses(&[
         "data",
         "today",

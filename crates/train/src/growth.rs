@@ -6,7 +6,7 @@ use crate::source::{OWN_TOKENIZERS, load_tokenizer};
 use std::path::Path;
 use xtrain_checkpoint::first_few;
 use xtrain_config::TokenizerChoice;
-use xtrain_data::{ChatOptions, Dataset, Growth, Split, Tokenizer, chat};
+use xtrain_data::{ChatOptions, Dataset, Growth, Tokenizer, chat};
 use xtrain_model::Description;
 use xtrain_report::metrics::format::grouped;
 
@@ -46,12 +46,10 @@ pub fn grow<'d>(
 /// Those of [`grow`].
 pub(crate) fn planned(sources: &Sources<'_>) -> Result<Option<(Tokenizer, Growth)>, RunError> {
     let (mut chats, mut shards) = (Vec::new(), Vec::new());
-    let valid = sources.valid.iter().flatten().map(|source| (source, Split::Validation));
-    for (source, split) in sources.train.iter().map(|source| (source, Split::Train)).chain(valid) {
-        match sources.is_chat(source, split) {
-            true if source.is_shards => shards.push(Dataset::open(&source.path)?),
-            true => chats.push(sources.chat_options(&source.named)?),
-            false => {}
+    for source in sources.chat_sources() {
+        match source.is_shards {
+            true => shards.push(Dataset::open(&source.path)?),
+            false => chats.push(sources.chat_options(&source.named)?),
         }
     }
     if chats.is_empty() && shards.is_empty() {

@@ -70,7 +70,7 @@ impl OpenedModel {
     /// `data.today` of the run is no date.
     pub fn chat_options(&self) -> Result<ChatOptions, RunError> {
         match &self.run {
-            Some(run) => Sources::resolve(&run.config).run_chat_options(),
+            Some(run) => Sources::resolve(&run.config).run_chat_options(&self.tokenizer),
             None => Ok(ChatOptions { today: today(), ..ChatOptions::default() }),
         }
     }

@@ -19,7 +19,7 @@ pub(crate) fn questions(sources: &Sources<'_>, tokenizer: &Tokenizer) -> Result<
     if chats.is_empty() {
         return Ok(Vec::new());
     }
-    let options = sources.run_chat_options()?;
+    let options = sources.run_chat_options(tokenizer)?;
     let rendered = ChatPrompts::new(tokenizer, &options).map_err(|error| refused(0, &error))?;
     let ids = |(number, text): (usize, &String)| {
         let messages = vec![ChatMessage::new(Role::User, text)];
@@ -50,7 +50,8 @@ pub(crate) fn planned(
     }
     if let TokenizerChoice::Bpe | TokenizerChoice::Chars = sources.tokenizer {
         // A vocabulary that is learned has no template, as that of bytes.
-        let (bytes, options) = (Tokenizer::bytes(), sources.run_chat_options()?);
+        let bytes = Tokenizer::bytes();
+        let options = sources.run_chat_options(&bytes)?;
         let prompts = ChatPrompts::new(&bytes, &options);
         prompts.and_then(|prompts| prompts.check()).map_err(|error| refused(0, &error))?;
     }

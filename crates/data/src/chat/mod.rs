@@ -18,7 +18,7 @@ pub use preview::{PreviewedRow, preview};
 pub use prompt::{ChatPrompts, PromptContent, PromptRow, PromptRows, RowPrompt};
 pub use record::ChatRecord;
 pub(crate) use record::UNREADABLE;
-pub use vocabulary::with_markers;
+pub use vocabulary::{run_settings, with_markers};
 
 /// Settings with which rows of conversations become documents.
 #[derive(Debug, Clone, PartialEq)]

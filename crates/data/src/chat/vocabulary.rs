@@ -24,11 +24,18 @@ pub(super) fn templates(
     }
 }
 
+/// The settings with which a run renders conversations that are not of its sources, and of which its export
+/// has the template: the first of `chats`, those of its sources, whose template can be read. `None` if there
+/// is none.
+pub fn run_settings<'c>(tokenizer: &Tokenizer, chats: &'c [ChatOptions]) -> Option<&'c ChatOptions> {
+    chats.iter().find(|options| templates(tokenizer, options).is_ok())
+}
+
 /// The tokenizer of a model that is trained on conversations with these settings. Markers that a template
 /// writes and that are no single token become special tokens: unused tokens with names like `reserved` (a
 /// pattern with `*`), or new ones at the end without a pattern. The token after an answer becomes a stop
-/// token, unless answers of the tokenizer's own template contain one already. The first settings are those of
-/// which an export has the template.
+/// token, unless answers of the tokenizer's own template contain one already. An export has the template of
+/// [`run_settings`].
 ///
 /// A template that cannot be read or refuses all conversations has no markers; encoding rows gives the error.
 ///
@@ -58,9 +65,10 @@ pub fn with_markers(
         }
     }
     let (mut tokenizer, growth) = tokenizer.grown(&names, reserved)?;
-    for (at, (options, templates, markers)) in found.iter().enumerate().rev() {
+    let exported = run_settings(&tokenizer, chats);
+    for (options, templates, markers) in found.iter().rev() {
         let end = end_of_turn(&tokenizer, &options.template, markers);
-        if at == 0 {
+        if exported.is_some_and(|exported| std::ptr::eq(exported, *options)) {
             let prints_end = templates.each().any(|template| template.source().contains("eos_token"));
             let template = templates.only().map(|template| template.source());
             tokenizer = tokenizer.with_chat(template, prints_end, end.as_deref());
@@ -139,6 +147,20 @@ mod tests {
             with_template("{% for m in messages %}{{ m.content }}<|turn|>{% endfor %}");
         let (own, _) = with_markers(tokenizer, &[chat(TemplateSource::Tokenizer)], None).expect("it grows");
         assert_eq!((own.end_of_turn(), own.stop_tokens()), (Some(257), &[256, 257][..]));
+    }
+
+    #[test]
+    fn the_first_template_that_can_be_read_is_exported() {
+        let (_folder, _, file) = with_template("{% for m in messages %}{{ m.content }}<|turn|>{% endfor %}");
+        // The tokenizer has no template.
+        let chats = [chat(TemplateSource::Tokenizer), file.clone(), chat(TemplateSource::ChatMl)];
+        let tokenizer = Tokenizer::bytes();
+        assert_eq!(run_settings(&tokenizer, &chats), Some(&file));
+        assert_eq!(run_settings(&tokenizer, &chats[..1]), None);
+        let (grown, _) = with_markers(tokenizer, &chats, None).expect("it grows");
+        let files = grown.export_files().expect("files");
+        let (_, template) = files.iter().find(|(name, _)| name == "chat_template.jinja").expect("a template");
+        assert!(String::from_utf8_lossy(template).contains("<|turn|>"));
     }
 
     #[test]

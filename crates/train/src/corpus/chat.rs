@@ -4,7 +4,10 @@ use std::path::Path;
 
 use xtrain_chat::{Date, TrainOn};
 use xtrain_config::{ChatPacking, Config, DataSource, RowContent};
-use xtrain_data::{ChatOptions, Packing, Split, Take, TemplateSource, TooLong, holds_conversations};
+use xtrain_data::chat::run_settings;
+use xtrain_data::{
+    ChatOptions, Packing, Split, Take, TemplateSource, Tokenizer, TooLong, holds_conversations,
+};
 
 use crate::error::RunError;
 use crate::paths::{NamedSource, Sources};
@@ -58,12 +61,24 @@ impl Sources<'_> {
         Ok(self.has_chat().then(|| today.to_string()))
     }
 
-    /// The settings with which the run renders conversations that are not of its sources: those of the first
-    /// source with a template of its own.
+    /// The sources whose rows are conversations, first those of training.
+    pub(crate) fn chat_sources(&self) -> impl Iterator<Item = &NamedSource> {
+        let valid = self.valid.iter().flatten().map(|source| (source, Split::Validation));
+        let all = self.train.iter().map(|source| (source, Split::Train)).chain(valid);
+        all.filter(|(source, split)| self.is_chat(source, *split)).map(|(source, _)| source)
+    }
+
+    /// The settings with which the run renders conversations that are not of its sources: those of which its
+    /// export has the template. If the sources are gone, those of the first with a template of its own.
     ///
     /// # Errors
     /// `data.today` is no date.
-    pub(crate) fn run_chat_options(&self) -> Result<ChatOptions, RunError> {
+    pub(crate) fn run_chat_options(&self, tokenizer: &Tokenizer) -> Result<ChatOptions, RunError> {
+        let texts = self.chat_sources().filter(|source| !source.is_shards);
+        let chats = texts.map(|source| self.chat_options(&source.named)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(options) = run_settings(tokenizer, &chats) {
+            return Ok(options.clone());
+        }
         let sources = &self.config.data.train.0;
         let own = sources.iter().find(|source| source.chat_template.is_some());
         self.chat_options(own.unwrap_or(&DataSource::new("")))

@@ -353,3 +353,24 @@ fn a_model_and_conversations_get_a_run_file_that_trains_on_them() {
     // Conversations need a model.
     place.run("init chats.jsonl --out no.toml").refuses(&["chat data", "xtrain init MODEL chats.jsonl"]);
 }
+
+#[test]
+fn questions_of_a_mixture_are_rendered_with_the_template_of_the_export() {
+    let place = place();
+    let template = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}\
+                    {% if add_generation_prompt %}<|im_start|>assistant: {% endif %}";
+    // The first source has the folder's template, and the other one's refuses the question.
+    place.write("tok/chat_template.jinja", template.as_bytes());
+    let other = format!(
+        "{{% if messages[0].content == 'hi' %}}{{{{ raise_exception('OTHER') }}}}{{% endif %}}{template}"
+    );
+    place.write("other.jinja", other.as_bytes());
+    place.copy("chats.jsonl", "more.jsonl");
+    let sets = "--set data.train=[{path=\"chats.jsonl\"},{path=\"more.jsonl\",chat_template=\"other.jinja\"}] \
+                --set data.tokenizer=tok --set data.seq_len=96 --set model.vocab_size= --set train.steps=2 \
+                --set eval.max_tokens=3 --set eval.chats=[\"hi\"]";
+    place.train("out", sets).succeeds();
+    assert_eq!(place.read("out/hf/chat_template.jinja"), template.as_bytes());
+    place.write("asked.jsonl", row(json!([user("hi")])).as_bytes());
+    place.run("generate out --chats asked.jsonl -n 3").succeeds();
+}

@@ -3,7 +3,7 @@
 use xtrain_chat::Method;
 
 use super::encoder::RowError;
-use super::{ChatEncoder, ChatOptions};
+use super::{ChatEncoder, ChatOptions, UNREADABLE};
 use crate::error::{DataError, Result};
 use crate::input::{InputFile, InputOptions, read_documents};
 use crate::tokenizer::{CutRule, Tokenizer};
@@ -21,19 +21,21 @@ pub struct PreviewedRow {
     pub dropped: Option<String>,
 }
 
-/// The samples of the first `rows` rows.
+/// The samples of the first `rows` rows. Of those that cannot be read, as many are skipped as `read_as` says.
 ///
 /// # Errors
 /// Those of tokenizing the rows.
 pub fn preview(
     files: &[InputFile],
+    read_as: &InputOptions,
     tokenizer: &Tokenizer,
     options: &ChatOptions,
     rows: usize,
 ) -> Result<Vec<PreviewedRow>> {
     let encoder = ChatEncoder::new(tokenizer, options)?;
-    let input = InputOptions { whole_rows: true, ..InputOptions::default() };
+    let input = InputOptions { whole_rows: true, ..read_as.clone() };
     let mut shown = Vec::new();
+    let mut skipped = 0;
     for file in files {
         for piece in read_documents(file, &input, CutRule::Anywhere)? {
             if shown.len() == rows {
@@ -61,6 +63,11 @@ pub fn preview(
                 }
                 Err(RowError::Dropped(_, what)) => {
                     PreviewedRow { place, method: None, samples: Vec::new(), dropped: Some(what) }
+                }
+                Err(RowError::Row(error)) if skipped < input.skip_bad_rows => {
+                    skipped += 1;
+                    let why = format!("{UNREADABLE}: {}", error.problem);
+                    PreviewedRow { place, method: None, samples: Vec::new(), dropped: Some(why) }
                 }
                 Err(RowError::Row(error) | RowError::Template(error)) => {
                     return Err(DataError::input(&file.path, location, error.problem, error.advice));

@@ -126,7 +126,7 @@ fn show(args: &TokenizeArgs, texts: &TextFiles, chat: ChatOptions, rows: usize) 
     let tokenizer = load_tokenizer(path, args.end_of_document.as_deref(), "--tokenizer PATH")?;
     let tokenizer = tokenizer.with_begin_of_document(args.begin_of_document)?;
     let tokenizer = with_markers(args, tokenizer, Some(&chat))?;
-    for row in preview(&texts.inputs, &tokenizer, &chat, rows)? {
+    for row in preview(&texts.inputs, &texts.options, &tokenizer, &chat, rows)? {
         let parts = match &row.dropped {
             Some(why) => vec![(format!("{}: dropped: {why}\n", row.place), false)],
             None => shown_row(&row, &tokenizer)?,
@@ -155,9 +155,26 @@ fn shown_row(row: &PreviewedRow, tokenizer: &Tokenizer) -> Result<Vec<(String, b
             }
             parts.push((text, part[0].1));
         }
-        parts.push((format!("{}\nids {ids:?}\n\n", decoder.finish()?), false));
+        let trained = trained_positions(sample);
+        parts.push((format!("{}\nids {ids:?}\ntrained positions {trained}\n\n", decoder.finish()?), false));
     }
     Ok(parts)
+}
+
+/// The positions of the trained tokens of a sample, counted from 0, as `3 to 7, 12`.
+fn trained_positions(sample: &[(u32, bool)]) -> String {
+    let mut begin = 0;
+    let mut ranges = Vec::new();
+    for part in sample.chunk_by(|one, other| one.1 == other.1) {
+        let end = begin + part.len();
+        match part {
+            [(_, true)] => ranges.push(begin.to_string()),
+            [(_, true), ..] => ranges.push(format!("{begin} to {}", end - 1)),
+            _ => {}
+        }
+        begin = end;
+    }
+    ranges.join(", ")
 }
 
 /// Compares the checksums of whole data sets.

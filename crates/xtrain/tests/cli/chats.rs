@@ -56,6 +56,8 @@ fn conversations_are_shown_with_what_is_trained() {
         shown.contains("chats.jsonl, line 1: ") && shown.contains("spans of {% generation %}"),
         "{shown}"
     );
+    // <|im_start|>user, a line, the question, <|im_end|>, a line, <|im_start|>assistant and a line come first.
+    assert!(shown.contains("\ntrained positions 29 to 36, "), "{shown}");
     let last = "tokenize chats.json --tokenizer tok --chat-template chatml --train-on last --show 1";
     let shown = place.run(last).succeeds().stdout;
     assert!(shown.contains("it is 0<|im_end|>\n") && shown.contains("[[1<|im_end|>]]"), "{shown}");
@@ -244,6 +246,14 @@ fn rows_that_cannot_be_read_are_skipped_on_request() {
         place.run(&format!("tokenize some.jsonl {options} --skip-bad-rows {skip} --out {out}"))
     };
     command(1, "few").refuses(&["some.jsonl, line 8"]);
+    let show = |skip: u64| {
+        let options = "--tokenizer tok --chat-template chatml --show 9";
+        place.run(&format!("tokenize some.jsonl {options} --skip-bad-rows {skip}"))
+    };
+    show(1).refuses(&["some.jsonl, line 8"]);
+    let shown = show(2).succeeds().stdout;
+    assert!(shown.contains("some.jsonl, line 4: dropped: a row that cannot be read: "), "{shown}");
+    assert_eq!(shown.matches(" tokens, ").count(), 6, "{shown}");
     let said = command(2, "enough").succeeds().stdout;
     assert!(
         said.contains("6 documents") && said.contains("2 of 8 rows dropped (2: a row that cannot"),

@@ -1,6 +1,7 @@
 //! A batch of packed sequences.
 
-use super::bins::{Document, Packing, TokenCounts};
+use super::bins::{Packing, TokenCounts};
+use super::documents::Document;
 use super::split::WindowContent;
 use crate::error::{DataError, Result};
 use crate::stream::TokenStream;

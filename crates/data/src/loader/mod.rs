@@ -9,6 +9,7 @@
 
 mod batch;
 mod bins;
+mod documents;
 mod mixture;
 mod permutation;
 mod split;
@@ -20,7 +21,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use batch::{Batch, DocumentMask, IGNORED_TARGET};
-pub use bins::{LeftOut, Packing, TokenCounts, TooLong};
+pub use bins::{Packing, TokenCounts};
+pub use documents::{LeftOut, TooLong};
 pub use mixture::Mixture;
 pub use permutation::Permutation;
 pub use state::{LoaderState, SourceState};
@@ -29,6 +31,7 @@ pub use validation::Validation;
 use crate::error::{DataError, Result};
 use crate::stream::TokenStream;
 use bins::Bins;
+use documents::find_documents;
 use split::{RangeWindows, Remainder, Windows};
 use taken::Taken;
 
@@ -112,8 +115,7 @@ impl Loader {
                     (Windows::Ranges(train), Windows::Ranges(held_out), LeftOut::default())
                 }
                 Packing::Whole(too_long) | Packing::One(too_long) => {
-                    let documents =
-                        bins::find_documents(&*stream, options.seq_len, too_long, options.held_out)?;
+                    let documents = find_documents(&*stream, options.seq_len, too_long, options.held_out)?;
                     let pack = |documents: &[_]| {
                         // No epoch has this number, so the key is used nowhere else.
                         let key = permutation::hash(options.seed, number as u64, u64::MAX);

@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use super::LoaderOptions;
-use super::bins::{Bins, Document, TokenCounts};
+use super::bins::{Bins, TokenCounts};
+use super::documents::Document;
 use crate::error::{DataError, Result};
 
 /// Ranges of token positions, ascending and disjoint.

@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::batch::{Batch, DocumentMask, IGNORED_TARGET};
-use super::bins::{self, Bins, Packing};
+use super::bins::{Bins, Packing};
+use super::documents::find_documents;
 use super::split::{RangeWindows, Remainder, Windows};
 use crate::error::{DataError, Result};
 use crate::stream::TokenStream;
@@ -42,7 +43,7 @@ impl Validation {
                     Windows::Ranges(RangeWindows::new(all, seq_len, Remainder::ShortWindow))
                 }
                 Packing::Whole(too_long) | Packing::One(too_long) => {
-                    let documents = bins::find_documents(&*stream, seq_len, too_long, None)?.train;
+                    let documents = find_documents(&*stream, seq_len, too_long, None)?.train;
                     let one_each = matches!(packing, Packing::One(_));
                     Windows::Bins(Bins::new(&documents, seq_len, 0, one_each))
                 }

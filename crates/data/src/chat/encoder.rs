@@ -9,7 +9,7 @@ use xtrain_chat::{
 };
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::record::{RowCounts, date, train_on};
+use super::record::{RowCounts, date, train_on_word};
 use super::{ChatOptions, vocabulary};
 use crate::error::{DataError, Result};
 use crate::files;
@@ -96,7 +96,7 @@ impl<'t> ChatEncoder<'t> {
             "stop_tokens": self.tokenizer.stop_tokens(),
             "kwargs": self.options.kwargs,
             "today": reads_date.then(|| date(self.options.today)),
-            "train_on": train_on(self.options.train_on),
+            "train_on": train_on_word(self.options.train_on),
         })
     }
 

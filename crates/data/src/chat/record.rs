@@ -61,13 +61,30 @@ pub(crate) struct RowCounts {
     pub(crate) missing_messages: u64,
 }
 
-/// The word of a run file for what is trained.
-pub(super) fn train_on(train_on: TrainOn) -> &'static str {
+/// The parts of a conversation that can be trained.
+pub const TRAIN_ON: [TrainOn; 3] = [TrainOn::Assistant, TrainOn::Last, TrainOn::All];
+
+/// The word of run files and options for what is trained.
+pub fn train_on_word(train_on: TrainOn) -> &'static str {
     match train_on {
         TrainOn::Assistant => "assistant",
         TrainOn::Last => "last",
         TrainOn::All => "all",
     }
+}
+
+/// The part of a conversation that run files and options call `word`.
+///
+/// # Errors
+/// Another word.
+pub fn train_on_of(word: &str) -> Result<TrainOn> {
+    TRAIN_ON.into_iter().find(|train_on| train_on_word(*train_on) == word).ok_or_else(|| {
+        let words = TRAIN_ON.map(train_on_word).join(", ");
+        DataError::invalid(
+            format!("{word:?} is no part of a conversation that can be trained"),
+            format!("write one of {words}"),
+        )
+    })
 }
 
 pub(super) fn date(date: Date) -> String {
@@ -85,7 +102,7 @@ impl ChatRecord {
             },
             kwargs: options.kwargs.clone(),
             today: date(options.today),
-            train_on: train_on(options.train_on).to_owned(),
+            train_on: train_on_word(options.train_on).to_owned(),
             formats: BTreeMap::new(),
             methods: BTreeMap::new(),
             dropped: BTreeMap::new(),
@@ -172,7 +189,7 @@ impl ChatRecord {
         dropped > 0 && dropped as f64 > bad_rows * self.rows() as f64
     }
 
-    /// How many of the rows were dropped that could be read, and why.
+    /// The number of rows that were dropped though they could be read, and the reasons.
     fn share(&self) -> String {
         let reasons = self.dropped.iter().filter(|(reason, _)| *reason != UNREADABLE);
         let dropped = self.dropped_rows() - self.unreadable_rows();
@@ -211,5 +228,42 @@ impl ChatRecord {
             );
         }
         said
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_for_what_is_trained_are_read_back_and_others_refused() {
+        for train_on in TRAIN_ON {
+            assert_eq!(train_on_of(train_on_word(train_on)).expect("a word"), train_on);
+        }
+        let error = train_on_of("answers").expect_err("no word").to_string();
+        assert!(error.contains("\"answers\"") && error.contains("assistant, last, all"), "{error}");
+    }
+
+    #[test]
+    fn rows_that_cannot_be_read_are_left_out_of_number_reasons_and_the_first() {
+        let mut record = ChatRecord::new(&ChatOptions::default(), None);
+        let row =
+            RowCounts { format: RowFormat::Text, method: None, crossing_tokens: 0, missing_messages: 0 };
+        record.drop(UNREADABLE, "a, line 1", "no JSON");
+        record.drop("no trained token", "a, line 2", "nothing");
+        record.add(&row);
+        let error = record.check(0.3).expect_err("a third").to_string();
+        assert!(
+            error.starts_with(
+                "1 of 3 rows are dropped (1: no trained token); the first is a, line 2: nothing"
+            ),
+            "{error}"
+        );
+        assert!(record.check(0.4).is_ok() && record.summary().contains("2 of 3 rows dropped"));
+        let mut is_warned = false;
+        assert!(record.check_early(0.0, &mut is_warned).is_err());
+        assert!(record.check_early(0.1, &mut is_warned).is_ok() && !is_warned);
+        (0..EARLY_ROWS).for_each(|_| record.drop("no trained token", "a, line 3", "nothing"));
+        assert!(record.check_early(0.1, &mut is_warned).is_ok() && is_warned);
     }
 }

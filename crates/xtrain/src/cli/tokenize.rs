@@ -1,10 +1,12 @@
 //! The options of `xtrain tokenize`.
 
 use super::options::{TemplateArgs, Threads};
-use super::values::{share, split, tokens};
+use super::values::{named, share, split, tokens};
 use clap::Args;
 use std::path::PathBuf;
+use xtrain_chat::TrainOn;
 use xtrain_config::Count;
+use xtrain_data::chat::{TRAIN_ON, train_on_word};
 use xtrain_data::{BeginOfDocument, ChatOptions, PrepareOptions, Take};
 
 #[derive(Debug, Args)]
@@ -75,8 +77,8 @@ pub(crate) struct RowArgs {
     #[arg(long, value_name = "PATTERN")]
     pub(crate) reserved_tokens: Option<String>,
     /// Train on this part of a conversation
-    #[arg(long, value_name = "PART", default_value = "assistant", value_parser = ["assistant", "last", "all"])]
-    pub(crate) train_on: String,
+    #[arg(long, value_name = "PART", default_value = "assistant", value_parser = named(&TRAIN_ON, train_on_word))]
+    pub(crate) train_on: TrainOn,
     /// Fail if the template refuses more than this share of the conversations, or nothing in them is trained
     #[arg(long, value_name = "SHARE", default_value_t = ChatOptions::default().bad_rows, value_parser = share)]
     pub(crate) bad_rows: f64,

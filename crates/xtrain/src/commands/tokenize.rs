@@ -6,7 +6,6 @@ use crate::signals::Stop;
 use crate::terminal::{self, Bar, TextBar};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use xtrain_chat::TrainOn;
 use xtrain_data::chat::{PreviewedRow, preview};
 use xtrain_data::{
     ChatOptions, DataError, Dataset, InputOptions, LearnProgress, PrepareOptions, SpecialTokens, Split, Take,
@@ -93,11 +92,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
 fn chat_options(args: &RowArgs) -> Result<ChatOptions, Failure> {
     let options = ChatOptions {
         today: today(),
-        train_on: match args.train_on.as_str() {
-            "last" => TrainOn::Last,
-            "all" => TrainOn::All,
-            _ => TrainOn::Assistant,
-        },
+        train_on: args.train_on,
         bad_rows: args.bad_rows,
         ..ChatOptions::default()
     };

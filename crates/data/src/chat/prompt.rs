@@ -164,9 +164,9 @@ impl PromptRows<'_, '_> {
             let Some((file, documents)) = &mut self.open else {
                 let Some(file) = self.files.next() else { return Ok(None) };
                 if file.format == Format::Text {
-                    let problem = "it is plain text, and conversations are rows";
-                    let advice = "name a .jsonl, .json or .parquet file";
-                    return Err(DataError::input(&file.path, "its name", problem, advice));
+                    let place = file.path.display();
+                    let problem = format!("{place} is plain text by its name, and conversations are rows");
+                    return Err(DataError::invalid(problem, "name a .jsonl, .json or .parquet file"));
                 }
                 let input = InputOptions { whole_rows: true, ..InputOptions::default() };
                 self.open = Some((file, read_documents(file, &input, CutRule::Anywhere)?));

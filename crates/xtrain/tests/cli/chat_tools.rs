@@ -134,6 +134,9 @@ fn rows_that_cannot_be_answered_are_reported_and_the_others_are_answered() {
     place.run("generate out --prompt a --chats asked.jsonl").refuses(&["--chats"]);
     place.run("generate out --chats asked.jsonl --chat-template-kwargs 1").refuses(&["no JSON object"]);
     place.run("generate out --chats asked.jsonl --chat-template no.jinja").refuses(&["no.jinja"]);
+    place.write("asked.txt", b"hello");
+    let plain = "asked.txt is plain text by its name, and conversations are rows";
+    place.run("generate out --chats asked.txt").refuses(&[plain]);
 }
 
 #[test]

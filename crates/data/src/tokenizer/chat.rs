@@ -1,7 +1,7 @@
 //! The part of a tokenizer that conversations need: its templates, the names of its special tokens, and
 //! tokens with their places in a text.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::Value;
@@ -36,6 +36,26 @@ impl Tokenizer {
             None => Ok(None),
         };
         Templates::of_files(folder, &read, settings)
+    }
+
+    /// True if both have the same chat templates and stop at the same tokens. Hashes do not say that.
+    pub fn is_same_in_chat(&self, other: &Tokenizer) -> bool {
+        let stops = |tokenizer: &Tokenizer| tokenizer.stop_tokens.iter().copied().collect::<BTreeSet<u32>>();
+        self.template_texts() == other.template_texts() && stops(self) == stops(other)
+    }
+
+    /// The texts of the templates among its files, by their place.
+    fn template_texts(&self) -> BTreeMap<&str, Value> {
+        let files = self.side_files.iter().filter(|(name, _)| name.contains("chat_template"));
+        let mut texts: BTreeMap<&str, Value> = files
+            .map(|(name, bytes)| (name.as_str(), Value::String(String::from_utf8_lossy(bytes).into_owned())))
+            .collect();
+        let config = self.side_files.get("tokenizer_config.json");
+        let config: Option<Value> = config.and_then(|bytes| serde_json::from_slice(bytes).ok());
+        if let Some(template) = config.as_ref().and_then(|config| config.get("chat_template")) {
+            texts.insert("tokenizer_config.json", template.clone());
+        }
+        texts
     }
 
     /// Special tokens by the names that templates know them by, such as `bos_token`.

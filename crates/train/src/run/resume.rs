@@ -4,6 +4,7 @@ use super::setup::Setup;
 use super::snapshot::CheckpointWriter;
 use crate::corpus::{Corpus, chat};
 use crate::error::RunError;
+use crate::growth;
 use crate::paths::Sources;
 use crate::position::{self, Position};
 use crate::source;
@@ -102,8 +103,8 @@ impl Setup<'_> {
     }
 
     /// Refuses to resume with a tokenizer other than `began_with`, with which the run began: its weights know
-    /// only the tokens of that one. Both configurations are resolved. The same tokenizer at another path is
-    /// accepted.
+    /// only the tokens of that one, and its export has that one's chat template. Both configurations are
+    /// resolved. The same tokenizer at another path is accepted.
     fn check_tokenizer(&self, config: &Config, began_with: &Tokenizer) -> Result<(), RunError> {
         let path = self.folder.config();
         let text = files::read(&path, MAX_FILE_BYTES).map_err(RunError::io(&path, "read"))?;
@@ -111,18 +112,22 @@ impl Setup<'_> {
         let Ok(before) = Config::parse::<&str>(&path, &text, &[]) else { return Ok(()) };
         let of = |config: &Config| (config.tokenizer(), config.data.bpe_vocab_size);
         // A run on conversations may have added tokens.
-        let is_it = |tokenizer: &Tokenizer| {
+        let has_its_tokens = |tokenizer: &Tokenizer| {
             let is_grown = || matches!(tokenizer.growth_to(began_with), Ok(Some(_)));
             tokenizer.hash() == began_with.hash() || is_grown()
         };
-        let is_kept = match &Sources::resolve(config).tokenizer {
+        let sources = Sources::resolve(config);
+        let is_kept = match &sources.tokenizer {
             _ if of(&before.config) == of(config) => true,
             TokenizerChoice::Path(path) => {
                 let end = config.data.end_of_document.as_deref();
-                let named = source::load_tokenizer(Path::new(path), end, source::OWN_TOKENIZERS);
-                named.is_ok_and(|tokenizer| is_it(&tokenizer))
+                let named = source::load_tokenizer(Path::new(path), end, source::OWN_TOKENIZERS).ok();
+                // Conversations give a tokenizer the template and the stop tokens of its export.
+                let in_chat = growth::planned(&sources).ok().flatten().map(|(grown, _)| grown);
+                named.as_ref().is_some_and(has_its_tokens)
+                    && in_chat.or(named).is_some_and(|tokenizer| tokenizer.is_same_in_chat(began_with))
             }
-            TokenizerChoice::Bytes => is_it(&Tokenizer::bytes()),
+            TokenizerChoice::Bytes => has_its_tokens(&Tokenizer::bytes()),
             TokenizerChoice::Bpe | TokenizerChoice::Chars => false,
         };
         if is_kept {
@@ -134,7 +139,8 @@ impl Setup<'_> {
             .map(Change::to_string)
             .collect();
         Err(RunError::Refused(format!(
-            "the run in {} began with another tokenizer ({}), and its weights fit only that one; resume with it, or begin a new run",
+            "the run in {} began with another tokenizer or chat template ({}), and its weights fit only that one; resume with it, or \
+             begin a new run",
             self.folder.path().display(),
             changes.join(", ")
         )))

@@ -203,3 +203,23 @@ fn reserved_tokens_become_markers_or_are_too_few() {
     }
     assert!(!place.exists("no"), "nothing is written");
 }
+
+#[test]
+fn a_run_goes_on_with_its_tokenizer_at_another_path_but_not_with_another_chat_template() {
+    let place = place("");
+    let own = CHAT.replace("--set data.chat_template=chatml ", "");
+    let text = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}!{% endgeneration %}\
+                {% else %}{{ m.content }}{% endif %}{% endfor %}";
+    for name in ["one", "same", "other"] {
+        for file in ["tokenizer.json", "tokenizer_config.json", "config.json", "model.safetensors"] {
+            place.write(&format!("{name}/{file}"), &place.read(&format!("base/hf/{file}")));
+        }
+        let text = if name == "other" { text.replace('!', "?") } else { text.to_owned() };
+        place.write(&format!("{name}/chat_template.jinja"), text.as_bytes());
+    }
+    let run = |more: &str| place.run(&format!("train continued.toml --out out {own} {more}"));
+    run("--set data.tokenizer=one").succeeds();
+    let longer = "--resume --set train.steps=6 --set data.tokenizer";
+    run(&format!("{longer}=other")).refuses(&["data.tokenizer", "one", "other", "chat template"]);
+    run(&format!("{longer}=same")).succeeds();
+}

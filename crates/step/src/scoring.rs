@@ -32,20 +32,20 @@ pub struct ScoredLength {
 
 /// The shape of the program that scores a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Shape {
+struct RowShape {
     seq_len: usize,
     /// Rows of the head for each sequence.
     rows: usize,
 }
 
-impl Shape {
+impl RowShape {
     /// The shortest that the sequence fits in, of four lengths in each octave. Few targets, up to an eighth
     /// of the row, have a head of as many rows.
-    fn of(length: ScoredLength) -> Shape {
+    fn of(length: ScoredLength) -> RowShape {
         let step = (length.inputs.next_power_of_two() / 8).max(LENGTH_MULTIPLE);
         let seq_len = length.inputs.next_multiple_of(step);
         let few = seq_len / 8;
-        Shape { seq_len, rows: if length.targets <= few { few } else { seq_len } }
+        RowShape { seq_len, rows: if length.targets <= few { few } else { seq_len } }
     }
 
     /// Sequences of a batch of about `tokens` tokens.
@@ -57,7 +57,7 @@ impl Shape {
 /// Sequences that are scored together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScoredBatch {
-    shape: Shape,
+    shape: RowShape,
     /// Their indices.
     pub items: Vec<usize>,
 }
@@ -81,7 +81,7 @@ pub struct FlyingBatch {
 /// Scores sequences with the weights of a model.
 #[derive(Debug, Default)]
 pub struct Scorer {
-    programs: HashMap<Shape, ProgramId>,
+    programs: HashMap<RowShape, ProgramId>,
 }
 
 impl Scorer {
@@ -93,8 +93,8 @@ impl Scorer {
     /// The batches that score sequences of these lengths, a pure function of the lengths and the device.
     pub fn batches(weights: &mut Weights, lengths: &[ScoredLength]) -> Vec<ScoredBatch> {
         let tokens = Scorer::batch_tokens(weights);
-        let mut order: Vec<(Shape, usize)> =
-            lengths.iter().enumerate().map(|(item, &length)| (Shape::of(length), item)).collect();
+        let mut order: Vec<(RowShape, usize)> =
+            lengths.iter().enumerate().map(|(item, &length)| (RowShape::of(length), item)).collect();
         order.sort_unstable();
         let mut batches: Vec<ScoredBatch> = Vec::new();
         for (shape, item) in order {
@@ -118,7 +118,7 @@ impl Scorer {
         batch: ScoredBatch,
         tokens_of: impl Fn(usize) -> (&'a [u32], usize),
     ) -> Result<FlyingBatch, LearnError> {
-        let Shape { seq_len, rows } = batch.shape;
+        let RowShape { seq_len, rows } = batch.shape;
         let sequences = batch.shape.sequences(Scorer::batch_tokens(weights));
         let id = self.program(weights, batch.shape, sequences)?;
         let mut tokens = vec![0_i32; sequences * seq_len];
@@ -181,7 +181,7 @@ impl Scorer {
     fn program(
         &mut self,
         weights: &mut Weights,
-        shape: Shape,
+        shape: RowShape,
         sequences: usize,
     ) -> Result<ProgramId, LearnError> {
         if let Some(&id) = self.programs.get(&shape) {

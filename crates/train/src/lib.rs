@@ -28,5 +28,4 @@ pub mod source;
 pub mod spec;
 pub mod state_io;
 pub mod static_scales;
-pub mod tasks;
 pub mod texts;

@@ -14,6 +14,7 @@ use xtrain_planner::error::PlanError;
 use xtrain_report::ReportError;
 use xtrain_report::metrics::printable;
 use xtrain_step::error::LearnError;
+use xtrain_tasks::error::TaskError;
 use xtrain_train::error::RunError;
 
 /// A failed command.
@@ -118,6 +119,7 @@ from! {
     CheckpointError => CheckpointError::is_users;
     ReportError => |_| true;
     LearnError => LearnError::is_users;
+    TaskError => TaskError::is_users;
 }
 
 impl From<RunError> for Failure {

@@ -11,7 +11,8 @@ use std::io::{self, BufRead, BufReader, Seek, Write};
 use std::path::{Path, PathBuf};
 use xtrain_model::Recipe;
 
-/// What a file has the scores of. Scores are comparable if task, hash, protocol and shots are equal.
+/// The first line of a file of scores: the task and the model. Scores are comparable if task, hash, protocol
+/// and shots are equal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScoresHeader {
@@ -197,7 +198,7 @@ mod tests {
         assert!(ScoresWriter::open(&path, &header(5)).is_err());
         std::fs::rename(folder.path().join("s.jsonl.partial"), &path).expect("renamed");
         let message = |path: &Path| read_scores(path).expect_err("damaged").to_string();
-        assert!(message(&path).contains("2 rows, but there are 1"), "{}", message(&path));
+        assert!(message(&path).contains("there are 1"), "{}", message(&path));
         std::fs::write(&path, "{}\n").expect("written");
         assert!(message(&path).contains("line 1"), "{}", message(&path));
         std::fs::write(&path, "").expect("written");

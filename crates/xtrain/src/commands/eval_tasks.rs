@@ -17,7 +17,6 @@ use xtrain_report::scores::{
 };
 use xtrain_train::error::RunError;
 use xtrain_train::open_model::OpenedModel;
-use xtrain_train::tasks;
 
 /// The scores of a task in one precision.
 struct ScoredTask {
@@ -93,8 +92,15 @@ fn all(args: &EvalArgs, tasks: &[Task], bar: &mut Bar) -> Result<Option<Vec<Scor
                         stop.check()
                     };
                     let rows = rows.map_err(RunError::from)?;
-                    let found =
-                        tasks::score(weights, tokenizer, task, rows, &header, file.as_deref(), &mut show)?;
+                    let found = xtrain_tasks::score(
+                        weights,
+                        tokenizer,
+                        task,
+                        rows,
+                        &header,
+                        file.as_deref(),
+                        &mut show,
+                    )?;
                     let Some(rows) = found else { return Ok(None) };
                     rows
                 }

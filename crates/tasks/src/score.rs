@@ -4,7 +4,7 @@
 //! its rows. Windows follow from the rows and the device alone: an evaluation that is continued scores the
 //! same batches as one that was never interrupted.
 
-use crate::error::RunError;
+use crate::error::TaskError;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -33,7 +33,7 @@ pub fn score(
     header: &ScoresHeader,
     file: Option<&Path>,
     on_progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
-) -> Result<Option<Vec<RowScores>>, RunError> {
+) -> Result<Option<Vec<RowScores>>, TaskError> {
     let (mut writer, mut scores) = match file {
         Some(file) => {
             let (writer, rows) = ScoresWriter::open(file, header)?;
@@ -46,7 +46,7 @@ pub fn score(
     let mut rows = rows.take(usize::try_from(header.rows).unwrap_or(usize::MAX));
     let (mut scorer, mut begun) = (Scorer::default(), 0);
     loop {
-        let window = Window::read(tokenizer, task, &mut rows, context, window_tokens)?;
+        let window = RowWindow::read(tokenizer, task, &mut rows, context, window_tokens)?;
         if window.rows.is_empty() {
             break;
         }
@@ -59,17 +59,15 @@ pub fn score(
             return Ok(None);
         };
         if let Some(broken) = of_window.iter().find(|row| row.is_broken()) {
-            return Err(RunError::Diverged(format!(
-                "task {}, {}: the scores are {:?}; the weights of {} are broken, or diverged in training; use another \
-                 checkpoint",
-                task.name(),
-                task.place(broken.row),
-                broken.logprobs,
-                match header.step {
+            return Err(TaskError::NotFinite {
+                task: task.name().to_owned(),
+                place: task.place(broken.row),
+                scores: broken.logprobs.clone(),
+                model: match header.step {
                     Some(step) => format!("step {step} of {}", header.model),
                     None => header.model.clone(),
-                }
-            )));
+                },
+            });
         }
         // Of a window that was cut by a kill, the first lines are there.
         let new = &of_window[scores.len().saturating_sub(first)..];
@@ -85,11 +83,11 @@ pub fn score(
 }
 
 /// Some rows, encoded.
-struct Window {
+struct RowWindow {
     rows: Vec<(TaskRow, Vec<EncodedRequest>)>,
 }
 
-impl Window {
+impl RowWindow {
     /// Reads rows of about so many tokens.
     fn read(
         tokenizer: &Tokenizer,
@@ -97,13 +95,13 @@ impl Window {
         rows: &mut dyn Iterator<Item = Result<TaskRow, xtrain_data::DataError>>,
         context: usize,
         tokens: usize,
-    ) -> Result<Window, RunError> {
+    ) -> Result<RowWindow, TaskError> {
         let (mut window, mut read) = (Vec::new(), 0);
         while read < tokens
             && let Some(row) = rows.next().transpose()?
         {
             if let Gold::Answer { .. } = row.gold {
-                return Err(RunError::Refused(format!(
+                return Err(TaskError::Refused(format!(
                     "task {}, {}: generated answers are not scored yet; name a task with choices or continuations",
                     task.name(),
                     task.place(row.row)
@@ -113,7 +111,7 @@ impl Window {
             read += encoded.iter().map(|request| request.tokens.len()).sum::<usize>();
             window.push((row, encoded));
         }
-        Ok(Window { rows: window })
+        Ok(RowWindow { rows: window })
     }
 
     /// The scores of the rows; `None` if `check` breaks.
@@ -122,7 +120,7 @@ impl Window {
         weights: &mut Weights,
         scorer: &mut Scorer,
         check: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<Option<Vec<RowScores>>, RunError> {
+    ) -> Result<Option<Vec<RowScores>>, TaskError> {
         let requests: Vec<&EncodedRequest> = self.rows.iter().flat_map(|(_, requests)| requests).collect();
         let length = |request: &&EncodedRequest| ScoredLength {
             inputs: request.tokens.len() - 1,

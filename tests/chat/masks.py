@@ -110,7 +110,7 @@ def main():
             removed["before, bytes"] += theirs["before"]
             removed["after, bytes"] += theirs["after"]
             stock = found.get((path.name.replace("_training", ""), name), {})
-            if stock.get("method") == "prefixes" and stock["samples"][0]["text"] == sample["text"]:
+            if stock.get("method") == "by prefixes" and stock["samples"][0]["text"] == sample["text"]:
                 equal = stock["samples"][0]["trained"] == sample["trained"]
                 counts["prefixes against spans: " + ("equal" if equal else "different")] += 1
                 if not equal:

@@ -54,10 +54,11 @@ pub enum DropReason {
     Raised(String),
     /// No token of the row is trained.
     NoTrainedToken,
-    /// The row holds private-use characters that mark ranges of text here, or the template changes with
-    /// such marks around the names of special tokens in the row.
-    Markers,
-    /// The renderings before and after its answers, one by one, have too much text.
+    /// The row holds private-use characters that mark ranges of text here.
+    PrivateUse,
+    /// The template changes the name of a special token that the row holds as text.
+    ChangedName,
+    /// The template renders each turn by itself, and the texts of all turns together are too large.
     TooManyTurns,
 }
 
@@ -67,8 +68,9 @@ impl DropReason {
         match self {
             DropReason::Raised(_) => "the template raises an exception",
             DropReason::NoTrainedToken => "no trained token",
-            DropReason::TooManyTurns => "too many turns, which are rendered one by one",
-            DropReason::Markers => "marks or names of special tokens that the template changes",
+            DropReason::PrivateUse => "private-use characters U+10F8F0 to U+10F8F5, which are reserved here",
+            DropReason::ChangedName => "the template changes the name of a special token in the text",
+            DropReason::TooManyTurns => "too much text for a template that renders each turn by itself",
         }
     }
 }
@@ -77,6 +79,13 @@ impl fmt::Display for DropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DropReason::Raised(message) => write!(f, "{}: {}", self.name(), shown(message)),
+            DropReason::TooManyTurns => {
+                write!(
+                    f,
+                    "{}: split the conversation, or name a template with {{% generation %}}",
+                    self.name()
+                )
+            }
             other => f.write_str(other.name()),
         }
     }

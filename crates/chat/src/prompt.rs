@@ -49,6 +49,6 @@ mod tests {
 
     #[test]
     fn marks_in_a_conversation_are_refused() {
-        assert_eq!(rendered("a\u{10F8F4}b"), Err(RowFailure::Drop(DropReason::Markers)));
+        assert_eq!(rendered("a\u{10F8F4}b"), Err(RowFailure::Drop(DropReason::PrivateUse)));
     }
 }

@@ -88,6 +88,7 @@ fn history_that_is_rendered_otherwise_makes_a_sample_of_each_answer() {
     let mask = mask_with(&source, &messages(TWO), TrainOn::Assistant).expect("a mask");
     assert_eq!(mask.method, Method::TurnByTurn);
     assert_eq!(trained(&mask), [["a<end>"], ["b<end>"]]);
+    assert_eq!((mask.sample_bytes(), mask.whole_bytes), (33 + 69, 69));
     assert_eq!(mask.samples[0].text, "<user>q<end>\n<assistant>a<end>\n");
     assert_eq!(mask.samples[1].text, "<user>q<end>\n<assistant>old<end>\n<user>r<end>\n<assistant>b<end>\n");
 }
@@ -132,7 +133,7 @@ fn names_of_special_tokens_in_a_row_are_text_and_stop_nothing() {
     }
     let changed = TURNS.replace("{{ m.content }}", "{{ m.content | length }}");
     let dropped = mask_with(&changed, &messages(row), TrainOn::Assistant);
-    assert_eq!(dropped, Err(RowFailure::Drop(DropReason::Markers)), "the template counts the marks");
+    assert_eq!(dropped, Err(RowFailure::Drop(DropReason::ChangedName)), "the template counts the marks");
 }
 
 #[test]
@@ -160,7 +161,7 @@ fn rows_without_anything_to_train_and_rows_that_the_template_refuses_are_dropped
     assert_eq!(dropped(TURNS, user), RowFailure::Drop(DropReason::NoTrainedToken));
     let marked =
         "[{\"role\": \"user\", \"content\": \"\u{10F8F2}\"}, {\"role\": \"assistant\", \"content\": \"a\"}]";
-    assert_eq!(dropped(TURNS, marked), RowFailure::Drop(DropReason::Markers));
+    assert_eq!(dropped(TURNS, marked), RowFailure::Drop(DropReason::PrivateUse));
     let raising = "{{ raise_exception('no ' ~ messages[0].role) }}";
     assert_eq!(dropped(raising, TWO), RowFailure::Drop(DropReason::Raised("no user".into())));
     let failing = "a\n{{ messages[0].content + 1 }}";
@@ -273,4 +274,38 @@ fn our_templates_have_the_same_text_without_spans() {
         };
         assert_eq!(text(&source), text(&without_spans(&source)), "{name}");
     }
+}
+
+/// Two blocks for an answer with thoughts, none for an empty one.
+const TWO_BLOCKS: &str = "{% for m in messages %}{% if m.role == 'assistant' %}<assistant>\
+    {% if m.reasoning_content %}{% generation %}T:{{ m.reasoning_content }}<end>{% endgeneration %}{% endif %}\
+    {% if m.content %}{% generation %}{{ m.content }}<end>{% endgeneration %}{% endif %}\
+    {% else %}<{{ m.role }}>{{ m.content }}<end>{% endif %}{% endfor %}\
+    {% if add_generation_prompt %}<assistant>{% endif %}";
+
+#[test]
+fn all_blocks_of_an_answer_are_its_own() {
+    // As many blocks as answers: neither the number nor the order tells whose they are.
+    let empty_first = r#"[{"role": "user", "content": "q"}, {"role": "assistant", "content": ""},
+        {"role": "user", "content": "r"}, {"role": "assistant", "reasoning_content": "think", "content": "b"}]"#;
+    let untrained = r#"[{"role": "user", "content": "q"}, {"role": "assistant", "content": ""},
+        {"role": "user", "content": "r"},
+        {"role": "assistant", "reasoning_content": "no", "content": "no", "train": false},
+        {"role": "user", "content": "s"}, {"role": "assistant", "content": "last"}]"#;
+    // Without prompts, the renderings up to each answer tell it.
+    let raises = TWO_BLOCKS.replace(
+        "{% if add_generation_prompt %}",
+        "{% if add_generation_prompt %}{{ raise_exception('no prompt') }}",
+    );
+    for source in [TWO_BLOCKS, &raises] {
+        assert_eq!(answers(source, empty_first, TrainOn::Assistant), [["T:think<end>", "b<end>"]]);
+        assert_eq!(answers(source, empty_first, TrainOn::Last), [["T:think<end>", "b<end>"]]);
+        assert_eq!(answers(source, untrained, TrainOn::Assistant), [["last<end>"]]);
+    }
+    // Neither prompts nor renderings: history has other text.
+    let other = raises.replace("T:{{ m.reasoning_content }}", "{{ 'T' if loop.last else 'long' }}");
+    let changing =
+        untrained.replace(r#""content": "last""#, r#""content": "last", "reasoning_content": "t""#);
+    let error = mask_with(&other, &messages(&changing), TrainOn::Assistant).expect_err("unknown").to_string();
+    assert!(error.contains("cannot be assigned to the answers"), "{error}");
 }

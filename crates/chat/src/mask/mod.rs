@@ -43,7 +43,13 @@ pub enum TrainOn {
     All,
 }
 
-/// Method by which answers were found.
+/// Maximum size of the samples of a conversation, if each answer becomes one.
+const MAX_SAMPLES_BYTES: usize = 64 << 20;
+
+/// Maximum size of all renderings of a conversation, whose sum is quadratic in the turns.
+const MAX_RENDERED_BYTES: usize = 256 << 20;
+
+/// Method by which answers were found, as in "answers are found turn by turn".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Method {
     /// The whole text is trained.
@@ -59,9 +65,9 @@ pub enum Method {
 impl fmt::Display for Method {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Method::Whole => "whole text",
-            Method::Spans => "spans of {% generation %}",
-            Method::Prefixes => "prefixes",
+            Method::Whole => "in the whole text",
+            Method::Spans => "in spans of {% generation %}",
+            Method::Prefixes => "by prefixes",
             Method::TurnByTurn => "turn by turn",
         })
     }
@@ -85,8 +91,18 @@ pub struct Mask {
     pub method: Method,
     /// One sample, or one for each answer.
     pub samples: Vec<MaskedText>,
+    /// Size of the rendering of all messages, in bytes.
+    pub whole_bytes: usize,
     /// Number of messages of users whose text the rendering lacks.
     pub missing_messages: usize,
+}
+
+impl Mask {
+    /// Size of the samples, in bytes. Over [`Mask::whole_bytes`] it is the factor by which "turn by turn"
+    /// multiplies the text; with the other methods both are equal.
+    pub fn sample_bytes(&self) -> usize {
+        self.samples.iter().map(|sample| sample.text.len()).sum()
+    }
 }
 
 /// Settings of masks.
@@ -96,6 +112,8 @@ pub struct MaskOptions {
     literals: Literals,
     stops: AhoCorasick,
     stop_names: String,
+    max_samples_bytes: usize,
+    max_rendered_bytes: usize,
 }
 
 impl MaskOptions {
@@ -122,7 +140,15 @@ impl MaskOptions {
             literals: Literals::new(special_tokens.iter().map(AsRef::as_ref))?,
             stops: searcher.map_err(error)?,
             stop_names: stops.join(", "),
+            max_samples_bytes: MAX_SAMPLES_BYTES,
+            max_rendered_bytes: MAX_RENDERED_BYTES,
         })
+    }
+
+    /// These settings with other limits.
+    #[cfg(test)]
+    fn with_limits(self, max_samples_bytes: usize, max_rendered_bytes: usize) -> MaskOptions {
+        MaskOptions { max_samples_bytes, max_rendered_bytes, ..self }
     }
 
     /// Names of special tokens, which are text where a row holds them.
@@ -157,7 +183,7 @@ impl MaskOptions {
     }
 }
 
-/// A conversation that is rendered part by part.
+/// Renders the first messages of a conversation.
 struct Renderer<'c> {
     prepared: &'c Prepared,
     messages: usize,
@@ -167,18 +193,33 @@ struct Renderer<'c> {
     whole: Rendering,
     /// Renderings of the first messages that were found together.
     prefixes: Prefixes,
-    /// Work of the renderings of first messages one by one, in bytes.
+    /// Work of the renderings that were not found together, in bytes.
     work: Cell<usize>,
 }
-
-/// Maximum work of the renderings of a conversation's first messages. That of a conversation grows with the
-/// square of its length where they cannot be found together.
-const MAX_WORK: usize = 256 << 20;
 
 /// Bytes of text that take as long as a message.
 const MESSAGE_BYTES: usize = 64;
 
 impl Renderer<'_> {
+    /// Renders the first `len` messages by themselves.
+    ///
+    /// # Errors
+    /// Those of the template; [`DropReason::TooManyTurns`] if all renderings together are too large.
+    fn alone(&self, len: usize, add_generation_prompt: bool) -> Result<Rendering, RowFailure> {
+        let rendering = self.template.render_first(self.prepared, len, add_generation_prompt);
+        let most = self.options.max_rendered_bytes;
+        self.work.set(match &rendering {
+            Ok(rendering) => self.work.get() + rendering.text.len() + MESSAGE_BYTES * len,
+            Err(RowFailure::Drop(_)) => self.work.get() + MESSAGE_BYTES * len,
+            // It may have taken all the fuel.
+            Err(RowFailure::Error(_)) => self.work.get() + most / 64,
+        });
+        match self.work.get() > most {
+            true => Err(RowFailure::Drop(DropReason::TooManyTurns)),
+            false => rendering,
+        }
+    }
+
     /// Renders the first `len` messages.
     fn first(&self, len: usize, add_generation_prompt: bool) -> Result<Beginning, RowFailure> {
         if len == self.messages && !add_generation_prompt {
@@ -188,26 +229,16 @@ impl Renderer<'_> {
         if let Some((shared, rest)) = self.prefixes.get(len, add_generation_prompt) {
             return Ok(Beginning { shared, rest: rest.to_owned(), literals: Vec::new() });
         }
-        let rendering = self.template.render_first(self.prepared, len, add_generation_prompt);
-        self.work.set(match &rendering {
-            Ok(rendering) => self.work.get() + rendering.text.len() + MESSAGE_BYTES * len,
-            Err(RowFailure::Drop(_)) => self.work.get() + MESSAGE_BYTES * len,
-            // It may have taken all the fuel.
-            Err(RowFailure::Error(_)) => self.work.get() + MAX_WORK / 64,
-        });
-        match self.work.get() > MAX_WORK {
-            true => Err(RowFailure::Drop(DropReason::TooManyTurns)),
-            false => rendering.map(Beginning::from),
-        }
+        self.alone(len, add_generation_prompt).map(Beginning::from)
     }
 }
 
 /// Renders a conversation, and finds what is trained.
 ///
 /// # Errors
-/// [`RowFailure::Drop`] for a row without trained text, with private-use marks or with too many turns, or
-/// whose template raises;
-/// [`RowFailure::Error`] for a template that fails, a prompt that does not begin its answer, and an answer
+/// [`RowFailure::Drop`] for a row without trained text, with private-use marks, or with too much text turn by
+/// turn, or whose template raises; [`RowFailure::Error`] for a template that fails, a prompt that does not
+/// begin its answer, and an answer
 /// without a stop token.
 pub fn samples(
     conversation: &Conversation,
@@ -220,10 +251,11 @@ pub fn samples(
     let prepared = Prepared::new(messages, tools.as_deref(), &options.literals);
     let whole = template.render_first(&prepared, messages.len(), false)?;
     let missing_messages = missing(conversation, &whole.text);
+    let whole_bytes = whole.text.len();
     if options.train_on == TrainOn::All {
         let trained = std::iter::once(0..whole.text.len()).collect();
         let sample = MaskedText { text: whole.text, literals: whole.literals, trained };
-        return Ok(Mask { method: Method::Whole, samples: vec![sample], missing_messages });
+        return Ok(Mask { method: Method::Whole, samples: vec![sample], whole_bytes, missing_messages });
     }
     let answers: Vec<usize> =
         (0..messages.len()).filter(|&at| messages[at].role() == Role::Assistant).collect();
@@ -254,7 +286,7 @@ pub fn samples(
         false => prefixes::samples(renderer, &trained)?,
     };
     match samples.iter().any(|sample| sample.trained.iter().any(|range| !range.is_empty())) {
-        true => Ok(Mask { method, samples, missing_messages }),
+        true => Ok(Mask { method, samples, whole_bytes, missing_messages }),
         false => Err(RowFailure::Drop(DropReason::NoTrainedToken)),
     }
 }
@@ -265,7 +297,7 @@ pub(crate) fn refuse_marks(Conversation { messages, tools }: &Conversation) -> R
         message.keys().iter().any(|(key, value)| has_mark(&key.as_str().into()) || has_mark(value))
     });
     match is_marked || tools.iter().flatten().any(has_mark) {
-        true => Err(RowFailure::Drop(DropReason::Markers)),
+        true => Err(RowFailure::Drop(DropReason::PrivateUse)),
         false => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Beginning, MaskedText, Method, Renderer};
-use crate::error::{ChatError, RowFailure, shown};
+use crate::error::{ChatError, DropReason, RowFailure, shown};
 use crate::template::Rendering;
 
 /// Samples of a conversation, of which the messages `trained` are trained.
@@ -13,6 +13,7 @@ pub(super) fn samples(
 ) -> Result<(Method, Vec<MaskedText>), RowFailure> {
     let mut turns: Vec<(Beginning, Range<usize>)> = Vec::new();
     let mut is_history = true;
+    let mut samples_bytes = 0_usize;
     let whole = renderer.whole.text.as_str();
     for &at in trained {
         let prompt = renderer.first(at, true)?;
@@ -24,6 +25,16 @@ pub(super) fn samples(
         let end = renderer.options.stop_end(&answered.text(whole, start), start, &answered.literals);
         let end = end.ok_or_else(|| renderer.options.no_stop(renderer.template, &answered.text(whole, 0)))?;
         is_history &= answered.begins(whole, end);
+        samples_bytes = samples_bytes.saturating_add(answered.len());
+        if samples_bytes > renderer.options.max_samples_bytes {
+            if !is_history {
+                return Err(RowFailure::Drop(DropReason::TooManyTurns));
+            }
+            // Only ranges are needed: a later answer that breaks history ends in the error above.
+            turns.iter_mut().for_each(|(answered, _)| *answered = Beginning::default());
+            turns.push((Beginning::default(), start..end));
+            continue;
+        }
         turns.push((answered, start..end));
     }
     if is_history {

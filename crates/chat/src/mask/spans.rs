@@ -14,17 +14,15 @@ pub(super) fn sample(
 ) -> Result<MaskedText, RowFailure> {
     let spans: Vec<Range<usize>> =
         renderer.whole.spans.iter().filter(|span| !span.is_empty()).cloned().collect();
-    let prompts = answers.iter().map(|&at| prompt_end(&renderer, at));
-    let prompts = prompts.collect::<Result<Vec<Option<usize>>, RowFailure>>()?;
-    let is_trained = |answer: usize| trained.contains(&answers[answer]);
+    let prompts: Vec<Option<usize>> =
+        answers.iter().map(|&at| prompt_end(&renderer, at)).collect::<Result<_, _>>()?;
+    let owners = match trained.len() == answers.len() {
+        true => None,
+        false => Some(owners(&renderer, answers, &spans, &prompts)?),
+    };
     let mut ranges = Vec::new();
     for (at, span) in spans.iter().enumerate() {
-        let chosen = match () {
-            () if trained.len() == answers.len() => true,
-            () if spans.len() == answers.len() => is_trained(at),
-            () => is_trained(answer_of(span, &prompts).ok_or_else(|| unknown_answer(&renderer))?),
-        };
-        if !chosen {
+        if owners.as_ref().is_some_and(|owners| !trained.contains(&owners[at])) {
             continue;
         }
         // What the generation prompt supplies is not written by the model.
@@ -49,10 +47,52 @@ fn prompt_end(renderer: &Renderer<'_>, at: usize) -> Result<Option<usize>, RowFa
     }
 }
 
-/// The answer to which a span belongs: the last whose prompt ends before the end of the span.
-fn answer_of(span: &Range<usize>, prompts: &[Option<usize>]) -> Option<usize> {
-    let ends: Vec<usize> = prompts.iter().copied().collect::<Option<_>>()?;
-    ends.iter().rposition(|&end| end < span.end)
+/// The message to which each span belongs. An answer may have any number of spans.
+fn owners(
+    renderer: &Renderer<'_>,
+    answers: &[usize],
+    spans: &[Range<usize>],
+    prompts: &[Option<usize>],
+) -> Result<Vec<usize>, RowFailure> {
+    let ends: Option<Vec<usize>> = prompts.iter().copied().collect();
+    let owners: Option<Vec<usize>> = match ends {
+        Some(ends) => {
+            let owner = |span: &Range<usize>| ends.iter().rposition(|&end| end < span.end);
+            spans.iter().map(|span| owner(span).map(|answer| answers[answer])).collect()
+        }
+        None => owners_of_renderings(renderer, answers, spans)?,
+    };
+    owners.ok_or_else(|| unknown_answer(renderer))
+}
+
+/// The same without prompts: an answer has the spans that the rendering up to it adds, if these begin the
+/// spans of the whole, and the text up to them begins the whole text.
+fn owners_of_renderings(
+    renderer: &Renderer<'_>,
+    answers: &[usize],
+    spans: &[Range<usize>],
+) -> Result<Option<Vec<usize>>, RowFailure> {
+    let mut owners = Vec::with_capacity(spans.len());
+    for &at in answers {
+        let answered = match renderer.alone(at + 1, false) {
+            Ok(answered) => answered,
+            Err(RowFailure::Drop(DropReason::TooManyTurns)) => {
+                return Err(RowFailure::Drop(DropReason::TooManyTurns));
+            }
+            Err(_) => return Ok(None),
+        };
+        let found: Vec<&Range<usize>> = answered.spans.iter().filter(|span| !span.is_empty()).collect();
+        let end = found.last().map_or(0, |span| span.end);
+        let is_beginning = found.len() >= owners.len()
+            && found.len() <= spans.len()
+            && found.iter().zip(spans).all(|(found, span)| *found == span)
+            && renderer.whole.text.as_bytes().starts_with(&answered.text.as_bytes()[..end]);
+        if !is_beginning {
+            return Ok(None);
+        }
+        owners.resize(found.len(), at);
+    }
+    Ok((owners.len() == spans.len()).then_some(owners))
 }
 
 fn unknown_answer(renderer: &Renderer<'_>) -> RowFailure {
@@ -62,6 +102,6 @@ fn unknown_answer(renderer: &Renderer<'_>) -> RowFailure {
              are trained",
             renderer.template.location()
         ),
-        "write one block for each answer, or train on all of them",
+        "write blocks only around text of answers, or train on all of them",
     ))
 }

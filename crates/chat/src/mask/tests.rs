@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::{MaskOptions, TrainOn, samples};
+use crate::error::{DropReason, RowFailure};
 use crate::row::{ChatRow, Conversation, RowFormat, read_row};
 use crate::template::{Literals, Prepared, Template, TemplateSettings, Templates};
 
@@ -302,4 +303,34 @@ fn templates_of_models_have_the_masks_of_each_rendering() {
         }
         println!("{name}: {} renderings found, {} without spans", found[0], found[1]);
     }
+}
+
+#[test]
+fn a_row_whose_turns_have_too_much_text_is_dropped_by_name() {
+    let row = json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "r"}, {"role": "assistant", "content": "b"}]});
+    let Some(Ok(ChatRow::Chat(row))) = row.as_object().map(|row| read_row(RowFormat::Messages, row)) else {
+        panic!("no conversation");
+    };
+    let plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}\
+                 {% if add_generation_prompt %}[assistant]{% endif %}";
+    let looks_ahead = plain
+        .replace("[{{ m.role }}]", "[{{ m.role }}]{{ 'old' if not loop.last and m.role == 'assistant' }}");
+    let masked = |source: &str, limits: [usize; 2]| {
+        let template = Template::compile(source, "limits", &TemplateSettings::default()).expect("a template");
+        let options = MaskOptions::new(TrainOn::Assistant, &SPECIAL[1..2], &SPECIAL).expect("options");
+        let options = options.with_limits(limits[0], limits[1]);
+        samples(&row, &Templates::of(template.without_prefixes()), &options)
+    };
+    let dropped = Err(RowFailure::Drop(DropReason::TooManyTurns));
+    let turns = masked(&looks_ahead, [1000, 1000]).expect("a mask");
+    assert_eq!(turns.method, super::Method::TurnByTurn);
+    let bytes = turns.sample_bytes();
+    assert!(masked(&looks_ahead, [bytes, 1000]).is_ok());
+    assert_eq!(masked(&looks_ahead, [bytes - 1, 1000]), dropped);
+    assert_eq!(masked(&looks_ahead, [1000, 40]), dropped);
+    // One sample needs no text of each turn.
+    assert_eq!(masked(plain, [1, 1000]), masked(plain, [1000, 1000]));
+    assert_eq!(masked(plain, [1, 1000]).expect("a mask").method, super::Method::Prefixes);
+    assert_eq!(masked(plain, [1000, 40]), dropped);
 }

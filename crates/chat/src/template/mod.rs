@@ -230,7 +230,7 @@ impl Template {
         add_generation_prompt: bool,
     ) -> Result<Rendering, RowFailure> {
         let plain = self.run(&prepared.plain, len, add_generation_prompt)?;
-        let mut rendering = marks::remove_spans(&plain).ok_or(RowFailure::Drop(DropReason::Markers))?;
+        let mut rendering = marks::remove_spans(&plain).ok_or(RowFailure::Drop(DropReason::PrivateUse))?;
         if self.is_generation_nested {
             // The marks of spans may change what the template does with the text around them.
             let mut unmarked = self.clone();
@@ -245,9 +245,9 @@ impl Template {
         }
         if let Some(marked) = &prepared.marked {
             let marked = self.run(marked, len, add_generation_prompt)?;
-            let marked = marks::remove_all(&marked).ok_or(RowFailure::Drop(DropReason::Markers))?;
+            let marked = marks::remove_all(&marked).ok_or(RowFailure::Drop(DropReason::ChangedName))?;
             if marked.text != rendering.text || marked.spans != rendering.spans {
-                return Err(RowFailure::Drop(DropReason::Markers));
+                return Err(RowFailure::Drop(DropReason::ChangedName));
             }
             rendering = marked;
         }

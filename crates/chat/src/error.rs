@@ -58,6 +58,8 @@ pub enum DropReason {
     PrivateUse,
     /// The template changes the name of a special token that the row holds as text.
     ChangedName,
+    /// The template may make this name of a special token of texts of the row that do not hold it.
+    JoinedName(String),
     /// The template renders each turn by itself, and the texts of all turns together are too large.
     TooManyTurns,
 }
@@ -70,6 +72,7 @@ impl DropReason {
             DropReason::NoTrainedToken => "no trained token",
             DropReason::PrivateUse => "private-use characters U+10F8F0 to U+10F8F5, which are reserved here",
             DropReason::ChangedName => "the template changes the name of a special token in the text",
+            DropReason::JoinedName(_) => "the template makes the name of a special token of the text",
             DropReason::TooManyTurns => "too much text for a template that renders each turn by itself",
         }
     }
@@ -79,6 +82,7 @@ impl fmt::Display for DropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DropReason::Raised(message) => write!(f, "{}: {}", self.name(), shown(message)),
+            DropReason::JoinedName(name) => write!(f, "{}: {}", self.name(), shown(name)),
             DropReason::TooManyTurns => {
                 write!(
                     f,

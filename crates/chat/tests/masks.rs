@@ -88,7 +88,7 @@ fn history_that_is_rendered_otherwise_makes_a_sample_of_each_answer() {
     let mask = mask_with(&source, &messages(TWO), TrainOn::Assistant).expect("a mask");
     assert_eq!(mask.method, Method::TurnByTurn);
     assert_eq!(trained(&mask), [["a<end>"], ["b<end>"]]);
-    assert_eq!((mask.sample_bytes(), mask.whole_bytes), (33 + 69, 69));
+    assert_eq!((mask.sample_bytes(), mask.whole_bytes), (31 + 64, 64));
     assert_eq!(mask.samples[0].text, "<user>q<end>\n<assistant>a<end>\n");
     assert_eq!(mask.samples[1].text, "<user>q<end>\n<assistant>old<end>\n<user>r<end>\n<assistant>b<end>\n");
 }

@@ -46,7 +46,8 @@ pub enum TrainOn {
 /// Maximum size of the samples of a conversation, if each answer becomes one.
 const MAX_SAMPLES_BYTES: usize = 64 << 20;
 
-/// Maximum size of all renderings of a conversation, whose sum is quadratic in the turns.
+/// Maximum work of the renderings of a conversation that are not found together, whose sum is quadratic in
+/// the turns: their bytes, and [`MESSAGE_BYTES`] for each message.
 const MAX_RENDERED_BYTES: usize = 256 << 20;
 
 /// Method by which answers were found, as in "answers are found turn by turn".
@@ -185,7 +186,7 @@ impl MaskOptions {
 
 /// Renders the first messages of a conversation.
 struct Renderer<'c> {
-    prepared: &'c Prepared,
+    prepared: &'c Prepared<'c>,
     messages: usize,
     template: &'c Template,
     options: &'c MaskOptions,
@@ -236,9 +237,9 @@ impl Renderer<'_> {
 /// Renders a conversation, and finds what is trained.
 ///
 /// # Errors
-/// [`RowFailure::Drop`] for a row without trained text, with private-use marks, or with too much text turn by
-/// turn, or whose template raises; [`RowFailure::Error`] for a template that fails, a prompt that does not
-/// begin its answer, and an answer
+/// [`RowFailure::Drop`] for a row without trained text, with names that its template makes of its text, with
+/// private-use marks, or with too much text turn by turn, or whose template raises; [`RowFailure::Error`] for
+/// a template that fails, a prompt that does not begin its answer, and an answer
 /// without a stop token.
 pub fn samples(
     conversation: &Conversation,
@@ -250,6 +251,7 @@ pub fn samples(
     let template = templates.for_row(tools.is_some())?;
     let prepared = Prepared::new(messages, tools.as_deref(), &options.literals);
     let whole = template.render_first(&prepared, messages.len(), false)?;
+    template.check_names(&prepared, &whole.text, &whole.literals, messages.len(), false)?;
     let missing_messages = missing(conversation, &whole.text);
     let whole_bytes = whole.text.len();
     if options.train_on == TrainOn::All {

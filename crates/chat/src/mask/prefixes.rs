@@ -42,11 +42,13 @@ pub(super) fn samples(
         let Rendering { text, literals, .. } = renderer.whole;
         return Ok((Method::Prefixes, vec![MaskedText { text, literals, trained }]));
     }
-    let sample = |(mut answered, range): (Beginning, Range<usize>)| {
+    let sample = |(&at, (mut answered, range)): (&usize, (Beginning, Range<usize>))| {
         let literals = std::mem::take(&mut answered.literals);
-        MaskedText { text: answered.into_text(whole), literals, trained: std::iter::once(range).collect() }
+        let text = answered.into_text(whole);
+        renderer.template.check_names(renderer.prepared, &text, &literals, at + 1, false)?;
+        Ok(MaskedText { text, literals, trained: std::iter::once(range).collect() })
     };
-    Ok((Method::TurnByTurn, turns.into_iter().map(sample).collect()))
+    Ok((Method::TurnByTurn, trained.iter().zip(turns).map(sample).collect::<Result<_, RowFailure>>()?))
 }
 
 /// The error for an answer that does not begin with its prompt, with both texts from where they part.

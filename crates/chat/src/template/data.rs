@@ -1,5 +1,6 @@
 //! Values of rows as templates see them: JSON with Python's printing and Python's dictionaries.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -8,30 +9,30 @@ use minijinja::value::{Enumerator, Object, ObjectRepr, Tuple};
 use minijinja::{Error, ErrorKind, State, Value};
 use serde_json::Map;
 
-use super::marks::Literals;
 use super::{arguments::Arguments, python, refuse};
 
+/// Texts of a row as a template gets them.
+pub(super) trait Texts {
+    /// A string.
+    fn string<'t>(&self, text: &'t str) -> Cow<'t, str>;
+
+    /// A key of an object.
+    fn key<'t>(&self, key: &'t str) -> Cow<'t, str> {
+        self.string(key)
+    }
+}
+
+/// Texts as they are.
+pub(super) struct Plain;
+
+impl Texts for Plain {
+    fn string<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        Cow::Borrowed(text)
+    }
+}
+
 /// A value of JSON.
-pub(super) fn value(json: &serde_json::Value) -> Value {
-    convert(json, &|text| Value::from(text))
-}
-
-/// An object of JSON.
-pub(super) fn object(keys: &Map<String, serde_json::Value>) -> Value {
-    convert_object(keys, &|text| Value::from(text))
-}
-
-/// A value of JSON with marks around the names of special tokens in its strings.
-pub(super) fn marked(json: &serde_json::Value, literals: &Literals) -> Value {
-    convert(json, &|text| Value::from(literals.mark(text)))
-}
-
-/// An object of JSON with such marks.
-pub(super) fn marked_object(keys: &Map<String, serde_json::Value>, literals: &Literals) -> Value {
-    convert_object(keys, &|text| Value::from(literals.mark(text)))
-}
-
-fn convert(json: &serde_json::Value, string: &dyn Fn(&str) -> Value) -> Value {
+pub(super) fn value(json: &serde_json::Value, texts: &dyn Texts) -> Value {
     use serde_json::Value as Json;
     match json {
         Json::Null => Value::from(()),
@@ -41,16 +42,22 @@ fn convert(json: &serde_json::Value, string: &dyn Fn(&str) -> Value) -> Value {
             (_, Some(integer)) => Value::from(integer),
             _ => float(number.as_f64().unwrap_or_default()),
         },
-        Json::String(text) => string(text),
-        Json::Array(items) => Value::from(items.iter().map(|item| convert(item, string)).collect::<Vec<_>>()),
-        Json::Object(keys) => convert_object(keys, string),
+        Json::String(text) => Value::from(&*texts.string(text)),
+        Json::Array(items) => Value::from(items.iter().map(|item| value(item, texts)).collect::<Vec<_>>()),
+        Json::Object(keys) => {
+            let entry = |(key, item): (&String, &Json)| (Arc::from(&*texts.key(key)), value(item, texts));
+            Dict::from_entries(keys.iter().map(entry).collect())
+        }
     }
 }
 
-fn convert_object(keys: &Map<String, serde_json::Value>, string: &dyn Fn(&str) -> Value) -> Value {
-    Dict::from_entries(
-        keys.iter().map(|(key, value)| (key.as_str().into(), convert(value, string))).collect(),
-    )
+/// The keys of a message. Its role is one of those that are known, and stays.
+pub(super) fn message(keys: &Map<String, serde_json::Value>, texts: &dyn Texts) -> Value {
+    let entry = |(key, item): (&String, &serde_json::Value)| match key.as_str() {
+        "role" => (Arc::from("role"), value(item, &Plain)),
+        key => (Arc::from(&*texts.key(key)), value(item, texts)),
+    };
+    Dict::from_entries(keys.iter().map(entry).collect())
 }
 
 /// A float. One that `minijinja` prints as Python does is a number, any other an object.

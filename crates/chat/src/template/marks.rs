@@ -1,12 +1,15 @@
 //! Private-use characters that mark ranges of text through a rendering: the text of `{% generation %}`
 //! blocks, and names of special tokens that a row holds as text.
 
+use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
 
 use super::Rendering;
+use super::data::Texts;
 use crate::error::ChatError;
 use crate::row::ChatMessage;
 
@@ -41,6 +44,7 @@ fn any_string(value: &Value, is: &dyn Fn(&str) -> bool) -> bool {
 #[derive(Debug, Clone)]
 pub struct Literals {
     names: Option<AhoCorasick>,
+    texts: Arc<[Vec<u8>]>,
 }
 
 impl Literals {
@@ -51,12 +55,13 @@ impl Literals {
     pub fn new<N: AsRef<[u8]>>(names: impl IntoIterator<Item = N>) -> Result<Literals, ChatError> {
         let names: Vec<N> = names.into_iter().filter(|name| !name.as_ref().is_empty()).collect();
         if names.is_empty() {
-            return Ok(Literals { names: None });
+            return Ok(Literals { names: None, texts: Arc::new([]) });
         }
-        let searcher = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(names);
+        let searcher = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&names);
+        let texts = names.iter().map(|name| name.as_ref().to_vec()).collect();
         let error =
             |error| ChatError::new(format!("names of special tokens: {error}"), "check tokenizer.json");
-        Ok(Literals { names: Some(searcher.map_err(error)?) })
+        Ok(Literals { names: Some(searcher.map_err(error)?), texts })
     }
 
     /// True if a message or tool holds such a name.
@@ -67,9 +72,39 @@ impl Literals {
             || tools.into_iter().flatten().any(has)
     }
 
-    /// `text` with marks around each name.
-    pub(super) fn mark(&self, text: &str) -> String {
-        let Some(names) = &self.names else { return text.to_owned() };
+    /// True if both are one list of names.
+    pub(super) fn is(&self, other: &Literals) -> bool {
+        Arc::ptr_eq(&self.texts, &other.texts)
+    }
+
+    /// The names in a text that are not in the ranges `literals`, in order.
+    pub(super) fn outside<'t>(&self, text: &'t str, literals: &[Range<usize>]) -> Vec<&'t str> {
+        let Some(names) = &self.names else { return Vec::new() };
+        let ends = literals.iter().map(|range| range.start).chain([text.len()]);
+        let pieces = std::iter::once(0).chain(literals.iter().map(|range| range.end)).zip(ends);
+        let pieces = pieces.map(|(start, end)| &text[start..end]);
+        pieces.flat_map(|piece| names.find_iter(piece).map(|found| &piece[found.range()])).collect()
+    }
+
+    /// True if a text holds a name, or is a part of one, or begins or ends with one's end or beginning.
+    pub(super) fn touch(&self, text: &str) -> bool {
+        let text = text.as_bytes();
+        let holds = |text: &[u8], part: &[u8]| text.windows(part.len().max(1)).any(|window| window == part);
+        let runs_into = |first: &[u8], second: &[u8]| {
+            (1..=first.len().min(second.len())).any(|len| first.ends_with(&second[..len]))
+        };
+        self.texts.iter().any(|name| {
+            holds(name, text) || holds(text, name) || runs_into(name, text) || runs_into(text, name)
+        })
+    }
+}
+
+/// Marks around each name.
+impl Texts for Literals {
+    fn string<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        let Some(names) = self.names.as_ref().filter(|names| names.is_match(text)) else {
+            return Cow::Borrowed(text);
+        };
         let (mut marked, mut from) = (String::with_capacity(text.len()), 0);
         for found in names.find_iter(text) {
             marked.push_str(&text[from..found.start()]);
@@ -78,7 +113,8 @@ impl Literals {
             marked.push(LITERAL.1);
             from = found.end();
         }
-        marked + &text[from..]
+        marked.push_str(&text[from..]);
+        Cow::Owned(marked)
     }
 }
 

@@ -11,6 +11,7 @@
 //! Deliberately absent: inheritance and includes; string formatting with `%`; integers beyond 128 bits.
 
 mod arguments;
+mod attribution;
 mod chatml;
 mod data;
 mod date;
@@ -24,6 +25,7 @@ mod nesting;
 mod operands;
 mod predicates;
 mod prefix;
+mod prepared;
 mod probe;
 mod python;
 mod scan;
@@ -41,12 +43,14 @@ use serde_json::Map;
 
 use crate::error::{ChatError, DropReason, RowFailure};
 use crate::row::ChatMessage;
+use prepared::Values;
 
 pub use date::Date;
 pub use folder::{Templates, special_tokens};
 pub use marks::Literals;
 pub(crate) use marks::has_mark;
 pub(crate) use prefix::Prefixes;
+pub(crate) use prepared::Prepared;
 pub use probe::Markers;
 
 /// Maximum number of instructions and other units of work of a rendering.
@@ -82,6 +86,7 @@ pub struct Template {
     is_generation_nested: bool,
     /// Environment of the second source, if the template has one.
     prefix_environment: Option<Environment<'static>>,
+    words: Arc<attribution::Words>,
 }
 
 /// A rendered conversation.
@@ -93,41 +98,6 @@ pub struct Rendering {
     pub spans: Vec<Range<usize>>,
     /// Byte ranges of names of special tokens that the row holds: they are text, ascending.
     pub literals: Vec<Range<usize>>,
-}
-
-/// Messages and tools as a template sees them, for renderings of their beginnings.
-#[derive(Debug)]
-pub(crate) struct Prepared {
-    plain: Values,
-    /// With marks around names of special tokens, if there are any.
-    marked: Option<Values>,
-}
-
-#[derive(Debug)]
-struct Values {
-    messages: Vec<Value>,
-    tools: Value,
-}
-
-impl Prepared {
-    pub(crate) fn new(
-        messages: &[ChatMessage],
-        tools: Option<&[serde_json::Value]>,
-        literals: &Literals,
-    ) -> Prepared {
-        let values =
-            |object: &dyn Fn(&ChatMessage) -> Value, tool: &dyn Fn(&serde_json::Value) -> Value| Values {
-                messages: messages.iter().map(object).collect(),
-                tools: tools
-                    .map_or(Value::from(()), |tools| tools.iter().map(tool).collect::<Vec<_>>().into()),
-            };
-        let marked = literals.occur(messages, tools).then(|| {
-            values(&|message| data::marked_object(message.keys(), literals), &|tool| {
-                data::marked(tool, literals)
-            })
-        });
-        Prepared { plain: values(&|message| data::object(message.keys()), &data::value), marked }
-    }
 }
 
 const NAME: &str = "template";
@@ -174,7 +144,7 @@ impl Template {
         }
         for (name, value) in &settings.kwargs {
             variables.retain(|(other, _)| other != name);
-            variables.push((name.clone(), data::value(value)));
+            variables.push((name.clone(), data::value(value, &data::Plain)));
         }
         Ok(Template {
             environment,
@@ -184,6 +154,7 @@ impl Template {
             has_generation: rewritten.has_generation,
             is_generation_nested: rewritten.is_nested,
             prefix_environment,
+            words: Arc::new(rewritten.words),
         })
     }
 
@@ -210,8 +181,8 @@ impl Template {
     /// Renders messages. `literals` finds the names of special tokens that the messages hold.
     ///
     /// # Errors
-    /// [`RowFailure::Drop`] if the template raises an exception or changes under marks; [`RowFailure::Error`]
-    /// if it fails, runs too long or writes too much.
+    /// [`RowFailure::Drop`] if the template raises an exception, changes under marks, or makes the name of a
+    /// special token of the messages; [`RowFailure::Error`] if it fails, runs too long or writes too much.
     pub fn render(
         &self,
         messages: &[ChatMessage],
@@ -219,13 +190,18 @@ impl Template {
         add_generation_prompt: bool,
         literals: &Literals,
     ) -> Result<Rendering, RowFailure> {
-        self.render_first(&Prepared::new(messages, tools, literals), messages.len(), add_generation_prompt)
+        let prepared = Prepared::new(messages, tools, literals);
+        let rendering = self.render_first(&prepared, messages.len(), add_generation_prompt)?;
+        let Rendering { text, literals, .. } = &rendering;
+        self.check_names(&prepared, text, literals, messages.len(), add_generation_prompt)?;
+        Ok(rendering)
     }
 
-    /// Renders the first `len` messages of a conversation, with the errors of [`Template::render`].
+    /// Renders the first `len` messages of a conversation, with the errors of [`Template::render`], but
+    /// without its check of names.
     pub(crate) fn render_first(
         &self,
-        prepared: &Prepared,
+        prepared: &Prepared<'_>,
         len: usize,
         add_generation_prompt: bool,
     ) -> Result<Rendering, RowFailure> {
@@ -259,7 +235,7 @@ impl Template {
     /// and that without it.
     pub(crate) fn render_prefixes(
         &self,
-        prepared: &Prepared,
+        prepared: &Prepared<'_>,
         whole: &Rendering,
         needed: Vec<[bool; 2]>,
     ) -> Prefixes {

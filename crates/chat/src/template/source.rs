@@ -9,6 +9,7 @@
 //! - operands of `~` become text as in Python;
 //! - statements that transformers does not know are refused, and `safe` beside operators that then escape.
 
+use super::attribution::Words;
 use super::data::{ATTRIBUTE, DICT_METHODS, ITEM};
 use super::marks::is_marked;
 use super::nesting::Nesting;
@@ -27,6 +28,7 @@ pub(super) struct Rewritten {
     pub(super) has_generation: bool,
     /// True if a generation block lies in a macro, call, filter or set block.
     pub(super) is_nested: bool,
+    pub(super) words: Words,
 }
 
 /// Statements of transformers' environment, and those of `minijinja` with the meaning of Jinja2.
@@ -120,6 +122,13 @@ impl Rewriter {
             return Ok(start + len);
         }
         let (tokens, len) = tokens(&source[start..], close, line)?;
+        for TemplateToken { kind, text, .. } in &tokens {
+            match kind {
+                TagKind::Text(value) => drop(self.out.words.strings.insert(value.clone())),
+                TagKind::Name => drop(self.out.words.names.insert(text.clone())),
+                _ => {}
+            }
+        }
         let end = &source[start + len..];
         let end = &end[..end.find(close).unwrap_or_default() + close.len()];
         if end == "+}}" {

@@ -3,7 +3,9 @@
 //! No string of the row need hold such a name: two parts of a content join, a filter cuts a text or changes
 //! its case. A second rendering finds it: there, each character of the row's strings and keys is another one,
 //! except for white space and strings of the template's source, which the template may look for. All names in
-//! that rendering are the template's. A row whose own rendering has other names is dropped.
+//! that rendering are the template's. A row whose own rendering has other names is dropped. Most rows need no
+//! second rendering: they lack the characters that begin and end names, and the template writes no name in
+//! parts.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -14,28 +16,80 @@ use aho_corasick::AhoCorasick;
 
 use super::data::Texts;
 use super::marks::{Literals, remove_spans};
+use super::scan::{TagKind, TemplateToken};
 use super::{Prepared, Template};
 use crate::error::{DropReason, RowFailure};
 
-/// Names and strings of a template's source.
+/// Names, strings and texts of a template's source.
 #[derive(Debug, Default)]
 pub(super) struct Words {
     pub(super) names: BTreeSet<String>,
     pub(super) strings: BTreeSet<String>,
-    /// The strings that stay in a row, for the first names of special tokens that were asked for.
-    kept: OnceLock<(Literals, Option<AhoCorasick>)>,
+    /// Texts outside of tags.
+    pub(super) texts: BTreeSet<String>,
+    /// True if the source cuts one of its strings, or puts other text into it.
+    pub(super) is_cutting: bool,
+    /// What follows from the first names of special tokens that were asked for.
+    known: OnceLock<(Literals, Known)>,
+}
+
+/// What follows from a template's source and names of special tokens.
+#[derive(Debug, Clone)]
+struct Known {
+    /// Strings that stay in a row.
+    kept: Option<AhoCorasick>,
+    /// True if the template may write the beginning of a name before text of a row, and its end after that.
+    is_composing: bool,
 }
 
 impl Words {
     /// Replaces the texts of a row, but for strings of the source that are no part of a name.
     pub(super) fn replacement(&self, literals: &Literals) -> Replacement<'_> {
+        Replacement { words: self, kept: self.known(literals).kept }
+    }
+
+    fn known(&self, literals: &Literals) -> Known {
         let build = || {
             let is_kept = |text: &&String| !text.trim().is_empty() && !literals.touch(text);
-            AhoCorasick::new(self.strings.iter().filter(is_kept)).ok()
+            let texts = self.texts.iter().flat_map(|text| [text.as_str(), text.trim()]);
+            let pieces: Vec<&str> = self.strings.iter().map(String::as_str).chain(texts).collect();
+            Known {
+                kept: AhoCorasick::new(self.strings.iter().filter(is_kept)).ok(),
+                is_composing: self.is_cutting || literals.enclose(&pieces),
+            }
         };
-        let (known, kept) = self.kept.get_or_init(|| (literals.clone(), build()));
-        let kept = if known.is(literals) { kept.clone() } else { build() };
-        Replacement { words: self, kept }
+        let (first, known) = self.known.get_or_init(|| (literals.clone(), build()));
+        if first.is(literals) { known.clone() } else { build() }
+    }
+
+    /// Notes what the tokens of a tag tell.
+    pub(super) fn add(&mut self, tokens: &[TemplateToken]) {
+        let tokens: Vec<&TemplateToken> =
+            tokens.iter().filter(|token| token.kind != TagKind::Space).collect();
+        for (at, token) in tokens.iter().enumerate() {
+            let after = tokens.get(at + 1);
+            match &token.kind {
+                TagKind::Text(value) => {
+                    self.strings.insert(value.clone());
+                    self.is_cutting |= after.is_some_and(|next| [".", "[", "|"].iter().any(|c| next.is(c)));
+                }
+                TagKind::Name => {
+                    self.names.insert(token.text.clone());
+                    let is_plain = |token: &&&TemplateToken| {
+                        matches!(token.kind, TagKind::Text(_) | TagKind::Number)
+                            || token.is(",")
+                            || token.is("(")
+                    };
+                    let mut arguments = tokens[at + 1..].iter().skip_while(is_plain);
+                    self.is_cutting |= match token.text.as_str() {
+                        "replace" => !arguments.next().is_some_and(|end| end.is(")")),
+                        "format" => true,
+                        _ => false,
+                    };
+                }
+                _ => {}
+            }
+        }
     }
 }
 
@@ -84,6 +138,9 @@ impl Template {
         add_generation_prompt: bool,
     ) -> Result<(), RowFailure> {
         let names = prepared.literals();
+        if !self.words.known(names).is_composing && !prepared.may_make_names(len) {
+            return Ok(());
+        }
         let found = names.outside(text, literals);
         if found.is_empty() {
             return Ok(());

@@ -45,6 +45,8 @@ fn any_string(value: &Value, is: &dyn Fn(&str) -> bool) -> bool {
 pub struct Literals {
     names: Option<AhoCorasick>,
     texts: Arc<[Vec<u8>]>,
+    /// Characters at which names begin and end.
+    edges: Arc<[char]>,
 }
 
 impl Literals {
@@ -55,13 +57,20 @@ impl Literals {
     pub fn new<N: AsRef<[u8]>>(names: impl IntoIterator<Item = N>) -> Result<Literals, ChatError> {
         let names: Vec<N> = names.into_iter().filter(|name| !name.as_ref().is_empty()).collect();
         if names.is_empty() {
-            return Ok(Literals { names: None, texts: Arc::new([]) });
+            return Ok(Literals { names: None, texts: Arc::new([]), edges: Arc::new([]) });
         }
         let searcher = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&names);
-        let texts = names.iter().map(|name| name.as_ref().to_vec()).collect();
+        let texts: Arc<[Vec<u8>]> = names.iter().map(|name| name.as_ref().to_vec()).collect();
+        let mut edges: Vec<char> = Vec::new();
+        for name in texts.iter() {
+            let name = String::from_utf8_lossy(name);
+            edges.extend(name.chars().next().into_iter().chain(name.chars().next_back()));
+        }
+        edges.sort_unstable();
+        edges.dedup();
         let error =
             |error| ChatError::new(format!("names of special tokens: {error}"), "check tokenizer.json");
-        Ok(Literals { names: Some(searcher.map_err(error)?), texts })
+        Ok(Literals { names: Some(searcher.map_err(error)?), texts, edges: edges.into() })
     }
 
     /// True if a message or tool holds such a name.
@@ -70,6 +79,32 @@ impl Literals {
         let has = |value: &Value| any_string(value, &|text| names.is_match(text));
         messages.iter().any(|message| message.keys().values().any(has))
             || tools.into_iter().flatten().any(has)
+    }
+
+    /// True if the characters of a row may begin or end a name.
+    pub(super) fn may_come_from(&self, messages: &[ChatMessage], tools: Option<&[Value]>) -> bool {
+        let has_edge = |text: &str| text.contains(&*self.edges);
+        let has = |(key, value): (&String, &Value)| has_edge(key) || any_string(value, &has_edge);
+        let is_text = |message: &ChatMessage| message.keys().values().all(Value::is_string);
+        // Brackets are also written around lists; other characters may come from anything.
+        let is_sure = |&edge: &char| match edge {
+            '<' | '>' | '|' | '｜' => true,
+            '[' | ']' => tools.is_none() && messages.iter().all(is_text),
+            _ => false,
+        };
+        !self.edges.iter().all(is_sure)
+            || messages.iter().any(|message| message.keys().iter().any(has))
+            || tools.into_iter().flatten().any(|tool| any_string(tool, &has_edge))
+    }
+
+    /// True if one of the pieces ends with the beginning of a name, and one begins with the rest of one.
+    pub(super) fn enclose(&self, pieces: &[&str]) -> bool {
+        self.texts.iter().any(|name| {
+            let cuts = 1..name.len();
+            let begins = |piece: &&str| cuts.clone().any(|at| piece.as_bytes().ends_with(&name[..at]));
+            let ends = |piece: &&str| cuts.clone().any(|at| piece.as_bytes().starts_with(&name[at..]));
+            pieces.iter().any(begins) && pieces.iter().any(ends)
+        })
     }
 
     /// True if both are one list of names.

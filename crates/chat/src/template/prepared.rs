@@ -56,6 +56,11 @@ impl<'c> Prepared<'c> {
         self.literals
     }
 
+    /// True if the first `len` messages or the tools hold a character at which a name begins or ends.
+    pub(super) fn may_make_names(&self, len: usize) -> bool {
+        self.literals.may_come_from(&self.messages[..len], self.tools)
+    }
+
     /// The values with other characters. `words` are those of the template.
     pub(super) fn replaced(&self, words: &Words) -> &Values {
         let replaced = || Values::new(self.messages, self.tools, &words.replacement(self.literals));

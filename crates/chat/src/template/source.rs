@@ -72,14 +72,14 @@ pub(super) fn rewrite(source: &str) -> Result<Rewritten, (usize, String)> {
         Rewriter { out: Rewritten::default(), blocks: Vec::new(), nesting: Nesting::default() };
     let (mut at, mut line) = (0, 1);
     while let Some(start) = next_tag(&source[at..]) {
-        rewriter.out.source.push_str(&source[at..at + start]);
+        rewriter.text(&source[at..at + start]);
         line += source[at..at + start].matches('\n').count();
         at += start;
         let len = rewriter.tag(&source[at..], line)?;
         line += source[at..at + len].matches('\n').count();
         at += len;
     }
-    rewriter.out.source.push_str(&source[at..]);
+    rewriter.text(&source[at..]);
     if let Some((_, line)) = rewriter.blocks.iter().find(|(name, _)| *name == "generation") {
         return Err((*line, "a generation block is not closed with `{% endgeneration %}`".to_owned()));
     }
@@ -102,6 +102,12 @@ struct Rewriter {
 }
 
 impl Rewriter {
+    /// Copies text outside of tags.
+    fn text(&mut self, text: &str) {
+        self.out.source.push_str(text);
+        self.out.words.texts.insert(text.to_owned());
+    }
+
     /// Rewrites the tag at the start of `source`; returns its length.
     fn tag(&mut self, source: &str, line: usize) -> Result<usize, (usize, String)> {
         let is_comment = source.starts_with("{#");
@@ -117,18 +123,13 @@ impl Rewriter {
         if let Some((body, len)) = raw {
             let (begin, rest) = source[..start + len].split_at(start + body);
             // Jinja2 does not remove the line break after the start, `minijinja` removes one.
+            self.out.words.is_cutting = true;
             let first = if rest.starts_with('\n') && !begin.ends_with("-%}") { "\n" } else { "" };
             self.out.source.extend([begin, first, rest]);
             return Ok(start + len);
         }
         let (tokens, len) = tokens(&source[start..], close, line)?;
-        for TemplateToken { kind, text, .. } in &tokens {
-            match kind {
-                TagKind::Text(value) => drop(self.out.words.strings.insert(value.clone())),
-                TagKind::Name => drop(self.out.words.names.insert(text.clone())),
-                _ => {}
-            }
-        }
+        self.out.words.add(&tokens);
         let end = &source[start + len..];
         let end = &end[..end.find(close).unwrap_or_default() + close.len()];
         if end == "+}}" {

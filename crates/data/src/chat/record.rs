@@ -212,7 +212,7 @@ impl ChatRecord {
         };
         let mut said = format!("rows of {}", list(&self.formats));
         if !self.methods.is_empty() {
-            said += &format!("; answers found by {}", list(&self.methods));
+            said += &format!("; answers are found {}", list(&self.methods));
         }
         if self.dropped_rows() > 0 {
             said +=

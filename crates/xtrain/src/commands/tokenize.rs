@@ -135,7 +135,7 @@ fn show(args: &TokenizeArgs, texts: &TextFiles, chat: ChatOptions, rows: usize) 
 
 /// The samples of a row: their text, in parts that are trained or not, and their ids.
 fn shown_row(row: &PreviewedRow, tokenizer: &Tokenizer) -> Result<Vec<(String, bool)>, Failure> {
-    let method = row.method.map_or(String::new(), |method| format!(", answers found by {method}"));
+    let method = row.method.map_or(String::new(), |method| format!(", answers are found {method}"));
     let mut parts = Vec::new();
     for sample in &row.samples {
         let trained = sample.iter().filter(|(_, trained)| *trained).count();

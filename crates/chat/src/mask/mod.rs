@@ -237,9 +237,9 @@ impl Renderer<'_> {
 /// Renders a conversation, and finds what is trained.
 ///
 /// # Errors
-/// [`RowFailure::Drop`] for a row without trained text, with names that its template makes of its text, with
-/// private-use marks, or with too much text turn by turn, or whose template raises; [`RowFailure::Error`] for
-/// a template that fails, a prompt that does not begin its answer, and an answer
+/// [`RowFailure::Drop`] for a row without trained text, with private-use marks, with names of special tokens
+/// that its template makes of its text, or with too much text turn by turn, and if the template raises;
+/// [`RowFailure::Error`] for a template that fails, a prompt that does not begin its answer, and an answer
 /// without a stop token.
 pub fn samples(
     conversation: &Conversation,

@@ -65,8 +65,8 @@ fn owners(
     owners.ok_or_else(|| unknown_answer(renderer))
 }
 
-/// The same without prompts: an answer has the spans that the rendering up to it adds, if these begin the
-/// spans of the whole, and the text up to them begins the whole text.
+/// Messages of the spans, found without prompts: an answer has the spans that the rendering up to it adds, if
+/// these begin the spans of the whole, and the text up to them begins the whole text.
 fn owners_of_renderings(
     renderer: &Renderer<'_>,
     answers: &[usize],

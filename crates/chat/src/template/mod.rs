@@ -31,6 +31,7 @@ mod python;
 mod scan;
 mod source;
 mod strings;
+mod words;
 mod work;
 
 use std::collections::BTreeMap;
@@ -86,7 +87,7 @@ pub struct Template {
     is_generation_nested: bool,
     /// Environment of the second source, if the template has one.
     prefix_environment: Option<Environment<'static>>,
-    words: Arc<attribution::Words>,
+    words: Arc<words::SourceWords>,
 }
 
 /// A rendered conversation.

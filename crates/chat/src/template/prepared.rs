@@ -4,9 +4,9 @@ use std::cell::OnceCell;
 
 use minijinja::Value;
 
-use super::attribution::Words;
 use super::data::{self, Plain, Texts};
 use super::marks::Literals;
+use super::words::SourceWords;
 use crate::row::ChatMessage;
 
 /// Messages and tools, for renderings of the first messages with one template.
@@ -62,7 +62,7 @@ impl<'c> Prepared<'c> {
     }
 
     /// The values with other characters. `words` are those of the template.
-    pub(super) fn replaced(&self, words: &Words) -> &Values {
+    pub(super) fn replaced(&self, words: &SourceWords) -> &Values {
         let replaced = || Values::new(self.messages, self.tools, &words.replacement(self.literals));
         self.replaced.get_or_init(replaced)
     }

@@ -9,12 +9,12 @@
 //! - operands of `~` become text as in Python;
 //! - statements that transformers does not know are refused, and `safe` beside operators that then escape.
 
-use super::attribution::Words;
 use super::data::{ATTRIBUTE, DICT_METHODS, ITEM};
 use super::marks::is_marked;
 use super::nesting::Nesting;
 use super::operands;
 use super::scan::{TagKind, TemplateToken, tokens};
+use super::words::SourceWords;
 
 /// Filter that marks the text of a generation block.
 pub(super) const SPAN_FILTER: &str = "xtrain_generation";
@@ -28,7 +28,7 @@ pub(super) struct Rewritten {
     pub(super) has_generation: bool,
     /// True if a generation block lies in a macro, call, filter or set block.
     pub(super) is_nested: bool,
-    pub(super) words: Words,
+    pub(super) words: SourceWords,
 }
 
 /// Statements of transformers' environment, and those of `minijinja` with the meaning of Jinja2.

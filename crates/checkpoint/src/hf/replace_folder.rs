@@ -11,7 +11,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{INDEX_FILE, SINGLE_FILE, is_named_template};
+use super::{INDEX_FILE, SINGLE_FILE, TEMPLATES_FOLDER, is_named_template};
 use crate::error::{CheckpointError, Result};
 use crate::files::sync_folder;
 use crate::temporary::{self, Temporary};
@@ -73,12 +73,13 @@ pub(super) fn check_target(target: &Path, overwrite: bool) -> Result<()> {
 /// True for a model's folder of chat templates.
 fn holds_templates(folder: &Path) -> bool {
     let name_of = |path: &Path| path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
-    let Some(parent) = name_of(folder) else { return false };
-    let is_template =
-        |path: PathBuf| name_of(&path).is_some_and(|name| is_named_template(&format!("{parent}/{name}")));
-    fs::read_dir(folder).is_ok_and(|entries| {
-        entries.into_iter().all(|entry| entry.is_ok_and(|entry| is_template(entry.path())))
-    })
+    let is_template = |path: PathBuf| {
+        name_of(&path).is_some_and(|name| is_named_template(&format!("{TEMPLATES_FOLDER}/{name}")))
+    };
+    name_of(folder).is_some_and(|name| name == TEMPLATES_FOLDER)
+        && fs::read_dir(folder).is_ok_and(|entries| {
+            entries.into_iter().all(|entry| entry.is_ok_and(|entry| is_template(entry.path())))
+        })
 }
 
 /// Renames the finished folder to `target`, replacing a folder that [`check_target`] accepted.

@@ -134,13 +134,17 @@ impl TaskFile<'_> {
         }
     }
 
-    /// A string that is not empty.
+    /// A string that is not empty and has one line.
     fn name(&self, entry: &Entry<'_>) -> Result<String> {
         let text = self.text(entry)?;
-        match text.trim().is_empty() {
-            true => Err(self.error(&entry.at, format!("`{}` is empty", entry.key), "give it some text")),
-            false => Ok(text),
+        if text.trim().is_empty() {
+            return Err(self.error(&entry.at, format!("`{}` is empty", entry.key), "give it some text"));
         }
+        if text.contains(char::is_control) {
+            let problem = format!("`{}` is {}, with a control character", entry.key, shown(&text));
+            return Err(self.error(&entry.at, problem, "write backslashes twice, or in single quotes"));
+        }
+        Ok(text)
     }
 
     fn flag(&self, entry: &Entry<'_>) -> Result<bool> {
@@ -255,6 +259,7 @@ mod tests {
             ("data = 'a'\nshots = 1e3", 2, "`shots` is 1e3"),
             ("data = 'a'\nshots = 99999999999999999999", 2, "`shots` is 9999"),
             ("data = ''", 1, "`data` is empty"),
+            ("data = \"rows\\new.jsonl\"", 1, "with a control character"),
             ("data = 1", 1, "`data` is 1; give a string"),
             ("data = ['a']", 1, "a list"),
             ("data = 'a'\nmetric = 'acc_nrom'", 2, "did you mean \"acc_norm\"?"),

@@ -52,7 +52,6 @@ pub(super) fn coverage(
 
 /// Asserts that a share of draws lies within bounds, which are wider by four standard errors of few draws.
 pub(super) fn assert_share(of: &str, share: f64, low: f64, high: f64) {
-    println!("{of}: {share:.4}");
     let extra = if count(FEW) == FEW { 0.02 } else { 0.0 };
     assert!((low - extra..=high + extra).contains(&share), "{of}: {share}, not from {low} to {high}");
 }

@@ -190,13 +190,14 @@ fn the_verdict_finds_two_points_where_paired_errors_allow_it_and_none_where_ther
                 |finding| verdicts.iter().filter(|v| v.finding == finding).count() as f64 / count as f64;
             let detectable = verdicts.iter().filter_map(|v| v.detectable_points).sum::<f64>() / count as f64;
             let [outside, inside, unclear] = [Finding::Outside, Finding::Inside, Finding::Unclear].map(share);
-            println!(
-                "{chance:?}, cost {cost}: OUTSIDE {outside:.3}, inside {inside:.3}, unclear {unclear:.3}, detectable {detectable:.2}"
+            let figures = format!(
+                "{chance:?}, cost {cost}: OUTSIDE {outside:.3}, inside {inside:.3}, unclear {unclear:.3}, detectable \
+                 {detectable:.2}"
             );
             if cost == 0.0 {
-                assert!(outside <= 0.05, "{chance:?}: {outside}");
+                assert!(outside <= 0.05, "{figures}");
             } else if detectable <= 2.0 {
-                assert!(outside >= 0.8, "{chance:?}: {outside}, detectable {detectable}");
+                assert!(outside >= 0.8, "{figures}");
                 allowed += 1;
             }
         }

@@ -208,7 +208,7 @@ fn reserved_tokens_become_markers_or_are_too_few() {
 fn a_run_goes_on_with_its_tokenizer_at_another_path_but_not_with_another_chat_template() {
     let place = place("");
     let own = CHAT.replace("--set data.chat_template=chatml ", "");
-    let text = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}!{% endgeneration %}\
+    let text = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}!{{ eos_token }}{% endgeneration %}\
                 {% else %}{{ m.content }}{% endif %}{% endfor %}";
     for name in ["one", "same", "other"] {
         for file in ["tokenizer.json", "tokenizer_config.json", "config.json", "model.safetensors"] {

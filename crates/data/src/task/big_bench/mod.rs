@@ -41,6 +41,7 @@ pub(super) const SETTINGS: [&str; 6] = [
 /// Settings of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct BigBench {
+    /// Name, if it has one of one line.
     pub(super) name: Option<String>,
     task_prefix: String,
     input_prefix: String,
@@ -62,7 +63,7 @@ impl BigBench {
         };
         let name = text("name", "")?;
         Ok(BigBench {
-            name: (!name.is_empty()).then_some(name),
+            name: Some(name).filter(|name| !(name.is_empty() || name.contains(char::is_control))),
             task_prefix: text("task_prefix", "")?,
             input_prefix: text("example_input_prefix", "\nQ: ")?,
             output_prefix: text("example_output_prefix", "\nA: ")?,

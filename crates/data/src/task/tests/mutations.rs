@@ -129,7 +129,11 @@ proptest! {
         changes.iter().for_each(|change| apply(&mut text, change));
         let path = folder.path().join(name);
         std::fs::write(&path, &text).expect("written");
-        if let Err(error) = open_and_read(&path) {
+        let outcome = open_and_read(&path);
+        if let Ok((task, _)) = &outcome {
+            prop_assert!(!task.describe().contains(char::is_control), "{}", task.describe());
+        }
+        if let Err(error) = outcome {
             let message = error.to_string();
             prop_assert!(!message.contains(['\n', '\r', '\0']) && message.len() < 1_500, "{message}");
             prop_assert!(error.is_users() && message.contains(folder.path().to_str().expect("UTF-8")), "{message}");

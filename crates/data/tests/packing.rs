@@ -167,7 +167,7 @@ fn conversations_with_equal_questions_are_on_one_side_whatever_is_trained() {
              {{\"role\": \"assistant\", \"content\": \"a {n}\", \"train\": {}}},\
              {{\"role\": \"user\", \"content\": \"and {n}\"}},\
              {{\"role\": \"assistant\", \"content\": \"b {n}\"}}]}}\n",
-            n % 2 == 0
+            n.is_multiple_of(2)
         )
     };
     for train_on in [TrainOn::Assistant, TrainOn::Last, TrainOn::All] {

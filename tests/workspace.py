@@ -14,7 +14,7 @@ READERS = {
     "examples/": {"xtrain-config", "xtrain-planner"},
     "tests/chat/": {"xtrain-chat"},
     "tests/fragments.rs": {"xtrain-report"},
-    "tests/messages.rs": {"xtrain-config", "xtrain-distributed", "xtrain-ops", "xtrain-report"},
+    "tests/messages.rs": {"xtrain-config", "xtrain-data", "xtrain-distributed", "xtrain-ops", "xtrain-report"},
 }
 
 

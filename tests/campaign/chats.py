@@ -107,7 +107,7 @@ def prepare(folder, program):
     for path in rows_of(folder):
         program.run(folder, f"tokenize {path} --chat --tokenizer tok --chat-template chatml --show 9").succeeds()
     for path in sorted((folder / "templates").iterdir()):
-        program.run(folder, f"tokenize messages.jsonl --tokenizer tok --chat-template templates/{path.name} --show 9").succeeds()
+        program.run(folder, f"tokenize conversations.jsonl --tokenizer tok --chat-template templates/{path.name} --show 9").succeeds()
 
 
 def rows():

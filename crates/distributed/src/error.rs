@@ -74,6 +74,17 @@ pub enum Cause {
     Timeout,
 }
 
+impl CommError {
+    /// True if the user can correct it.
+    pub fn is_users(&self) -> bool {
+        match self {
+            CommError::Start(_) | CommError::Limit(_) => true,
+            CommError::Aborted(fault) => fault.is_users(),
+            _ => false,
+        }
+    }
+}
+
 impl Fault {
     /// A failure, with its message in one line: texts of other processes have no control characters and are
     /// cut after 1,000 bytes.

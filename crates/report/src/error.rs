@@ -27,6 +27,18 @@ pub enum ReportError {
         /// The system's reason.
         source: io::Error,
     },
+    /// A file of scores is damaged, or has other scores.
+    #[error("{}, line {line}: {problem}; {advice}", path.display())]
+    Scores {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+        /// What to do.
+        advice: &'static str,
+    },
     /// The name of the page is taken by another file.
     #[error("{}: exists and was not written by xtrain; name another file, or replace it with --overwrite", path.display())]
     Taken {

@@ -58,8 +58,22 @@ impl RowShape {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScoredBatch {
     shape: RowShape,
-    /// Their indices.
+    /// Rows of the batch. Those behind the items are padding.
+    sequences: usize,
+    /// Indices of the sequences. May be empty.
     pub items: Vec<usize>,
+}
+
+impl ScoredBatch {
+    /// True if both have the same program.
+    pub fn is_like(&self, other: &ScoredBatch) -> bool {
+        (self.shape, self.sequences) == (other.shape, other.sequences)
+    }
+
+    /// A batch without sequences that has the same program.
+    pub fn without_items(&self) -> ScoredBatch {
+        ScoredBatch { items: Vec::new(), ..*self }
+    }
 }
 
 /// The score of a sequence.
@@ -73,7 +87,8 @@ pub struct Score {
 
 /// A batch that has been launched.
 pub struct FlyingBatch {
-    ticket: Ticket,
+    /// `None` if nothing is to be computed.
+    ticket: Option<Ticket>,
     batch: ScoredBatch,
     targets: Vec<usize>,
 }
@@ -81,7 +96,14 @@ pub struct FlyingBatch {
 /// Scores sequences with the weights of a model.
 #[derive(Debug, Default)]
 pub struct Scorer {
-    programs: HashMap<RowShape, ProgramId>,
+    programs: HashMap<RowShape, LoadedProgram>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LoadedProgram {
+    id: ProgramId,
+    /// True if ranks exchange weights in it, so that all run it equally often.
+    is_collective: bool,
 }
 
 impl Scorer {
@@ -99,16 +121,19 @@ impl Scorer {
         let mut batches: Vec<ScoredBatch> = Vec::new();
         for (shape, item) in order {
             match batches.last_mut() {
-                Some(last) if last.shape == shape && last.items.len() < shape.sequences(tokens) => {
+                Some(last) if last.shape == shape && last.items.len() < last.sequences => {
                     last.items.push(item);
                 }
-                _ => batches.push(ScoredBatch { shape, items: vec![item] }),
+                _ => {
+                    batches.push(ScoredBatch { shape, sequences: shape.sequences(tokens), items: vec![item] })
+                }
             }
         }
         batches
     }
 
     /// Launches a batch; `tokens_of` gives all tokens of an item, and how many of the last ones are targets.
+    /// A batch without items is computed only if other ranks need this one.
     ///
     /// # Errors
     /// Too little memory for the batch.
@@ -119,8 +144,11 @@ impl Scorer {
         tokens_of: impl Fn(usize) -> (&'a [u32], usize),
     ) -> Result<FlyingBatch, LearnError> {
         let RowShape { seq_len, rows } = batch.shape;
-        let sequences = batch.shape.sequences(Scorer::batch_tokens(weights));
-        let id = self.program(weights, batch.shape, sequences)?;
+        let sequences = batch.sequences;
+        let LoadedProgram { id, is_collective } = self.program(weights, batch.shape, sequences)?;
+        if batch.items.is_empty() && !is_collective {
+            return Ok(FlyingBatch { ticket: None, batch, targets: Vec::new() });
+        }
         let mut tokens = vec![0_i32; sequences * seq_len];
         let (mut scored, mut targets) = (vec![0_i32; sequences * rows], vec![IGNORED; sequences * rows]);
         let mut counts = Vec::with_capacity(batch.items.len());
@@ -151,7 +179,7 @@ impl Scorer {
             engine.write_input(id, &io::scored_targets(chunk), bytemuck::cast_slice(targets))?;
         }
         engine.run(id, Part::Whole)?;
-        Ok(FlyingBatch { ticket: engine.fetch(id)?, batch, targets: counts })
+        Ok(FlyingBatch { ticket: Some(engine.fetch(id)?), batch, targets: counts })
     }
 
     /// Waits for a batch: the score of each of its items.
@@ -161,11 +189,11 @@ impl Scorer {
         flying: FlyingBatch,
     ) -> Result<Vec<(usize, Score)>, LearnError> {
         let FlyingBatch { ticket, batch, targets } = flying;
+        let Some(ticket) = ticket else { return Ok(Vec::new()) };
         let outputs = weights.engine().collect(ticket)?;
         let (mut logprobs, mut ranks) = (Vec::<f32>::new(), Vec::<i32>::new());
         let rows = batch.shape.rows;
-        let all = batch.shape.sequences(Scorer::batch_tokens(weights)) * rows;
-        for chunk in 0..all.div_ceil(CHUNK_TOKENS) {
+        for chunk in 0..(batch.sequences * rows).div_ceil(CHUNK_TOKENS) {
             logprobs.extend(bytemuck::pod_collect_to_vec::<u8, f32>(outputs.get(&io::logprobs(chunk))?));
             ranks.extend(bytemuck::pod_collect_to_vec::<u8, i32>(outputs.get(&io::ranks(chunk))?));
         }
@@ -183,9 +211,9 @@ impl Scorer {
         weights: &mut Weights,
         shape: RowShape,
         sequences: usize,
-    ) -> Result<ProgramId, LearnError> {
-        if let Some(&id) = self.programs.get(&shape) {
-            return Ok(id);
+    ) -> Result<LoadedProgram, LearnError> {
+        if let Some(&loaded) = self.programs.get(&shape) {
+            return Ok(loaded);
         }
         let all = sequences * shape.rows;
         let chunks: Vec<usize> =
@@ -193,8 +221,9 @@ impl Scorer {
         let batch = Batch { sequences, seq_len: shape.seq_len };
         let (model, numerics, layout) = (weights.model(), weights.numerics(), weights.layout());
         let program = programs::scores(model, numerics, layout, batch, &chunks)?;
-        let id = weights.load(program)?;
-        self.programs.insert(shape, id);
-        Ok(id)
+        let is_collective = program.instances.iter().any(|i| i.code.op().collective().is_some());
+        let loaded = LoadedProgram { id: weights.load(program)?, is_collective };
+        self.programs.insert(shape, loaded);
+        Ok(loaded)
     }
 }

@@ -1,7 +1,11 @@
 //! Errors of scoring.
 
+use std::io;
+use std::path::Path;
 use thiserror::Error;
+use xtrain_checkpoint::CheckpointError;
 use xtrain_data::DataError;
+use xtrain_distributed::CommError;
 use xtrain_report::ReportError;
 use xtrain_step::error::LearnError;
 
@@ -17,6 +21,9 @@ pub enum TaskError {
     /// A program or an engine.
     #[error(transparent)]
     Learn(#[from] LearnError),
+    /// A message between ranks.
+    #[error(transparent)]
+    Ranks(#[from] CommError),
     /// A task that is not scored: the problem and the remedy.
     #[error("{0}")]
     Refused(String),
@@ -45,7 +52,14 @@ impl TaskError {
             TaskError::Data(error) => error.is_users(),
             TaskError::Learn(error) => error.is_users(),
             TaskError::Report(_) | TaskError::Refused(_) => true,
+            TaskError::Ranks(error) => error.is_users(),
             TaskError::NotFinite { .. } => false,
         }
+    }
+
+    /// The error of an operation on `path`: a verb, such as "open".
+    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> TaskError {
+        let error = CheckpointError::io(path, action);
+        move |source| TaskError::Report(error(source).into())
     }
 }

@@ -1,67 +1,63 @@
 //! Scores of the rows of a task.
 //!
 //! Rows are read, encoded and scored in windows, so memory does not grow with the task but for the numbers of
-//! its rows. Windows follow from the rows and the device alone: an evaluation that is continued scores the
-//! same batches as one that was never interrupted.
+//! its rows. Windows and batches follow from the rows and the device alone: an evaluation that is continued,
+//! or shared by other ranks, scores the same batches as one that was never interrupted.
 
+use crate::checked::CheckedTask;
 use crate::error::TaskError;
+use crate::exchange::Exchange;
+use crate::model::ScoredModel;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::path::Path;
-use xtrain_data::Tokenizer;
-use xtrain_data::task::{EncodedRequest, Gold, Task, TaskRow, TaskRows};
+use xtrain_data::DataError;
+use xtrain_data::task::{EncodedRequest, Gold, TaskRow};
 use xtrain_report::scores::{RowScores, ScoresHeader, ScoresWriter};
 use xtrain_step::learner::IN_FLIGHT;
-use xtrain_step::scoring::{Score, ScoredLength, Scorer};
-use xtrain_step::weights::Weights;
+use xtrain_step::scoring::{FlyingBatch, Score, ScoredBatch, ScoredLength, Scorer};
 
 /// Batches whose tokens a window has, so that the last batch of each shape, which is not full, costs little.
 const WINDOW_BATCHES: usize = 64;
 
-/// Scores the rows of `task` that `header` counts. Lines are written to `file`, where an earlier process may
-/// have left some of them. `on_progress` is called before each batch with the rows so far; if it breaks, the
-/// result is `None`, and the lines written so far stay.
-///
-/// # Errors
-/// Rows that cannot be read or encoded; generated answers, which are not scored yet; a score that is not a
-/// finite number; a file of scores that is damaged or cannot be written; too little memory.
-pub fn score(
-    weights: &mut Weights,
-    tokenizer: &Tokenizer,
-    task: &Task,
-    rows: TaskRows<'_>,
+/// Progress on a task that an earlier process may have begun.
+pub(crate) struct Begun {
+    /// The file of the scores, on rank 0 if there is to be one.
+    pub(crate) writer: Option<ScoresWriter>,
+    /// Scores of the first rows, on rank 0.
+    pub(crate) scores: Vec<RowScores>,
+    /// Number of rows that are scored.
+    pub(crate) done: usize,
+}
+
+/// Scores the rows of `task` from where `begun` is. The result is that of [`ScoredModel::scores`].
+pub(crate) fn score(
+    model: &mut ScoredModel<'_>,
+    task: &CheckedTask,
     header: &ScoresHeader,
-    file: Option<&Path>,
+    begun: Begun,
+    exchange: &Exchange<'_>,
     on_progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<Option<Vec<RowScores>>, TaskError> {
-    let (mut writer, mut scores) = match file {
-        Some(file) => {
-            let (writer, rows) = ScoresWriter::open(file, header)?;
-            (Some(writer), rows)
-        }
-        None => (None, Vec::new()),
-    };
-    let (context, window_tokens) =
-        (weights.model().context(), WINDOW_BATCHES * Scorer::batch_tokens(weights));
-    let mut rows = rows.take(usize::try_from(header.rows).unwrap_or(usize::MAX));
-    let (mut scorer, mut begun) = (Scorer::default(), 0);
+    let Begun { mut writer, mut scores, done } = begun;
+    let window_tokens = WINDOW_BATCHES * Scorer::batch_tokens(model.weights);
+    let mut rows = task.read(model.prompts)?.take(usize::try_from(header.rows).unwrap_or(usize::MAX));
+    let mut read = 0;
     loop {
-        let window = RowWindow::read(tokenizer, task, &mut rows, context, window_tokens)?;
+        let window = RowWindow::read(model, task, &mut rows, window_tokens)?;
         if window.rows.is_empty() {
             break;
         }
-        let first = begun;
-        begun += window.rows.len();
-        if begun <= scores.len() {
+        let first = read;
+        read += window.rows.len();
+        if read <= done {
             continue;
         }
-        let Some(of_window) = window.score(weights, &mut scorer, &mut || on_progress(first as u64))? else {
-            return Ok(None);
-        };
+        let scored = window.score(model, exchange, &mut || on_progress(first as u64))?;
+        let Some(of_window) = scored else { return Ok(None) };
         if let Some(broken) = of_window.iter().find(|row| row.is_broken()) {
             return Err(TaskError::NotFinite {
-                task: task.name().to_owned(),
-                place: task.place(broken.row),
+                task: task.task.name().to_owned(),
+                place: task.task.place(broken.row),
                 scores: broken.logprobs.clone(),
                 model: match header.step {
                     Some(step) => format!("step {step} of {}", header.model),
@@ -69,12 +65,14 @@ pub fn score(
                 },
             });
         }
-        // Of a window that was cut by a kill, the first lines are there.
-        let new = &of_window[scores.len().saturating_sub(first)..];
-        if let Some(writer) = &mut writer {
-            writer.append(new)?;
+        if exchange.rank().is_first() {
+            // Of a window that was cut by a kill, the first lines are there.
+            let new = &of_window[done.saturating_sub(first)..];
+            if let Some(writer) = &mut writer {
+                writer.append(new)?;
+            }
+            scores.extend_from_slice(new);
         }
-        scores.extend_from_slice(new);
     }
     if let Some(writer) = writer {
         writer.finish()?;
@@ -87,38 +85,38 @@ struct RowWindow {
     rows: Vec<(TaskRow, Vec<EncodedRequest>)>,
 }
 
+/// A batch of each rank.
+struct Round {
+    own: FlyingBatch,
+    /// True if this rank asks to stop.
+    stops: bool,
+}
+
 impl RowWindow {
     /// Reads rows of about so many tokens.
     fn read(
-        tokenizer: &Tokenizer,
-        task: &Task,
-        rows: &mut dyn Iterator<Item = Result<TaskRow, xtrain_data::DataError>>,
-        context: usize,
+        model: &ScoredModel<'_>,
+        task: &CheckedTask,
+        rows: &mut dyn Iterator<Item = Result<TaskRow, DataError>>,
         tokens: usize,
     ) -> Result<RowWindow, TaskError> {
+        let context = model.weights.model().context();
         let (mut window, mut read) = (Vec::new(), 0);
         while read < tokens
             && let Some(row) = rows.next().transpose()?
         {
-            if let Gold::Answer { .. } = row.gold {
-                return Err(TaskError::Refused(format!(
-                    "task {}, {}: generated answers are not scored yet; name a task with choices or continuations",
-                    task.name(),
-                    task.place(row.row)
-                )));
-            }
-            let encoded = task.encode(tokenizer, &row, context)?;
+            let encoded = task.task.encode(model.tokenizer, &row, context)?;
             read += encoded.iter().map(|request| request.tokens.len()).sum::<usize>();
             window.push((row, encoded));
         }
         Ok(RowWindow { rows: window })
     }
 
-    /// The scores of the rows; `None` if `check` breaks.
+    /// The scores of the rows, on all ranks; `None` if `check` breaks on any of them.
     fn score(
         &self,
-        weights: &mut Weights,
-        scorer: &mut Scorer,
+        model: &mut ScoredModel<'_>,
+        exchange: &Exchange<'_>,
         check: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Option<Vec<RowScores>>, TaskError> {
         let requests: Vec<&EncodedRequest> = self.rows.iter().flat_map(|(_, requests)| requests).collect();
@@ -127,23 +125,35 @@ impl RowWindow {
             targets: request.scored,
         };
         let lengths: Vec<ScoredLength> = requests.iter().map(length).collect();
+        let tokens_of = |item: usize| (requests[item].tokens.as_slice(), requests[item].scored);
+        let batches = Scorer::batches(model.weights, &lengths);
+        let mut rounds = rounds(&batches, exchange.rank().world_size);
         let mut scores: Vec<Option<Score>> = vec![None; requests.len()];
-        let (mut flying, mut batches) = (VecDeque::new(), Scorer::batches(weights, &lengths).into_iter());
+        let mut flying: VecDeque<Round> = VecDeque::new();
         loop {
-            let next = batches.next();
-            let is_more = next.is_some();
-            if let Some(batch) = next {
-                if check().is_break() {
+            let round = rounds.next();
+            let is_more = round.is_some();
+            if let Some(round) = round {
+                let stops = check().is_break();
+                if stops && exchange.is_alone() {
                     return Ok(None);
                 }
-                let tokens_of = |item: usize| (requests[item].tokens.as_slice(), requests[item].scored);
-                flying.push_back(scorer.launch(weights, batch, tokens_of)?);
+                let own = round.get(exchange.rank().index).cloned();
+                let own = own.unwrap_or_else(|| round[0].without_items());
+                let own = model.scorer.launch(model.weights, own, tokens_of)?;
+                flying.push_back(Round { own, stops });
             }
+            // All ranks collect the same rounds, so they learn of a stop request at the same time.
             if flying.len() > if is_more { IN_FLIGHT } else { 0 }
-                && let Some(oldest) = flying.pop_front()
+                && let Some(Round { own, stops }) = flying.pop_front()
             {
-                for (item, score) in scorer.collect(weights, oldest)? {
-                    scores[item] = Some(score);
+                let own = model.scorer.collect(model.weights, own)?;
+                for words in exchange.all(message(stops, &own))? {
+                    let (stops, of_rank) = read_message(&words);
+                    if stops {
+                        return Ok(None);
+                    }
+                    of_rank.for_each(|(item, score)| scores[item] = Some(score));
                 }
             }
             if !is_more && flying.is_empty() {
@@ -153,6 +163,29 @@ impl RowWindow {
         let mut scores = scores.into_iter().flatten();
         Ok(Some(self.rows.iter().map(|(row, requests)| of_row(row, requests, &mut scores)).collect()))
     }
+}
+
+/// The batches in groups of at most so many, in order. Those of a group have the same program, so that ranks
+/// that exchange weights run the same.
+fn rounds(batches: &[ScoredBatch], ranks: usize) -> impl Iterator<Item = &[ScoredBatch]> {
+    batches.chunk_by(|a, b| a.is_like(b)).flat_map(move |alike| alike.chunks(ranks))
+}
+
+/// The scores of a batch, as words.
+fn message(stops: bool, scores: &[(usize, Score)]) -> Vec<u64> {
+    let words = |&(item, Score { logprob, is_greedy }): &(usize, Score)| {
+        [item as u64, logprob.to_bits(), u64::from(is_greedy)]
+    };
+    std::iter::once(u64::from(stops)).chain(scores.iter().flat_map(words)).collect()
+}
+
+/// What [`message`] has written.
+fn read_message(words: &[u64]) -> (bool, impl Iterator<Item = (usize, Score)>) {
+    let (stops, scores) = words.split_first().map_or((false, words), |(&stops, rest)| (stops == 1, rest));
+    let scores = scores.as_chunks().0.iter().map(|&[item, logprob, greedy]| {
+        (item as usize, Score { logprob: f64::from_bits(logprob), is_greedy: greedy == 1 })
+    });
+    (stops, scores)
 }
 
 /// The numbers of a row, whose requests have the next of `scores`.

@@ -83,9 +83,7 @@ impl RunError {
             RunError::Data(e) => e.is_users(),
             RunError::Learn(e) => e.is_users(),
             RunError::Checkpoint(e) => e.is_users(),
-            RunError::Ranks(CommError::Start(_) | CommError::Limit(_)) => true,
-            RunError::Ranks(CommError::Aborted(fault)) => fault.is_users(),
-            RunError::Ranks(_) => false,
+            RunError::Ranks(e) => e.is_users(),
             _ => true,
         }
     }

@@ -7,9 +7,10 @@ use crate::growth;
 use crate::paths::{Sources, today};
 use crate::{position, run_file, source, state_io, static_scales};
 use std::path::Path;
+use std::sync::Arc;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, TensorSpec};
-use xtrain_config::{Config, Device, Facts, ParallelConfig};
+use xtrain_config::{Config, Device, Facts, ParallelConfig, PrecisionConfig};
 use xtrain_data::{ChatOptions, LoaderState, Tokenizer};
 use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_planner::{hf_names, planned};
@@ -24,7 +25,7 @@ pub struct OpenedModel {
     /// The weights, in masters.
     pub weights: Weights,
     /// The tokenizer.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// Metadata for an export.
     pub identity: Identity,
     /// Step of the checkpoint, if the model is from a run.
@@ -49,6 +50,8 @@ pub(crate) struct RunOrigin {
     pub(crate) folder: RunFolder,
     /// State of its loader.
     pub(crate) loader: LoaderState,
+    /// The precision of the checkpoint, as it is recorded.
+    precision: PrecisionConfig,
 }
 
 /// Selection of a run's checkpoint.
@@ -73,6 +76,35 @@ impl OpenedModel {
             Some(run) => Sources::resolve(&run.config).run_chat_options(&self.tokenizer),
             None => Ok(ChatOptions { today: today(), ..ChatOptions::default() }),
         }
+    }
+
+    /// The steps of the complete checkpoints of the run, in order.
+    ///
+    /// # Errors
+    /// The model is not from a run; its folder cannot be read.
+    pub fn checkpoints(&self) -> Result<Vec<u64>, RunError> {
+        let run = self.run.as_ref().ok_or_else(|| {
+            RunError::Refused("only a run has several checkpoints; name the folder of one".into())
+        })?;
+        Ok(CheckpointStore::open(&run.folder.checkpoints())?.steps()?)
+    }
+
+    /// Reads the weights of another checkpoint of the run. Returns false, and reads nothing, if that must be
+    /// opened instead: it was trained in another precision, or at static scales, or the model is not from a
+    /// run.
+    ///
+    /// # Errors
+    /// There is no such checkpoint; a file that cannot be read.
+    pub fn read_checkpoint(&mut self, which: Which) -> Result<bool, RunError> {
+        let Some(run) = &self.run else { return Ok(false) };
+        let checkpoint = checkpoint(&run.folder, which)?;
+        let is_same =
+            position::precision_of(&checkpoint)? == run.precision && run.precision.static_scales.is_none();
+        if is_same {
+            load_masters(&mut self.weights, &checkpoint, &run.folder)?;
+            self.step = Some(checkpoint.step());
+        }
+        Ok(is_same)
     }
 }
 
@@ -125,7 +157,7 @@ pub fn open(
     let export_dtype = hf::lossless_dtype(folder, &hf_names::fp8_names(weights.model(), weights.numerics()))?;
     Ok(OpenedModel {
         weights,
-        tokenizer,
+        tokenizer: tokenizer.into(),
         identity,
         step: None,
         document_mask: false,
@@ -167,7 +199,8 @@ fn open_run(
 ) -> Result<OpenedModel, RunError> {
     let mut parsed = Config::load::<&str>(&run.config(), &[])?;
     let checkpoint = checkpoint(run, which)?;
-    parsed.config.precision = position::precision_of(&checkpoint)?;
+    let precision = position::precision_of(&checkpoint)?;
+    parsed.config.precision = precision.clone();
     // A single process reads what any number of them wrote.
     parsed.config.parallel = ParallelConfig::default();
     let source = source::saved_init(&Sources::resolve(&parsed.config), run)?;
@@ -189,7 +222,7 @@ fn open_run(
     let identity = Identity::new(source, weights.model(), &tokenizer, balance_loss)?;
     Ok(OpenedModel {
         weights,
-        tokenizer,
+        tokenizer: tokenizer.into(),
         identity,
         step: Some(checkpoint.step()),
         document_mask: planned.spec.document_mask,
@@ -199,6 +232,7 @@ fn open_run(
             loader: position::loader_state(&checkpoint)?,
             folder: run.clone(),
             config: planned.resolved.config,
+            precision,
         }),
     })
 }

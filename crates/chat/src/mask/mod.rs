@@ -43,6 +43,20 @@ pub enum TrainOn {
     All,
 }
 
+impl TrainOn {
+    /// All values.
+    pub const ALL: [TrainOn; 3] = [TrainOn::Assistant, TrainOn::Last, TrainOn::All];
+
+    /// The word of run files and options.
+    pub fn name(self) -> &'static str {
+        match self {
+            TrainOn::Assistant => "assistant",
+            TrainOn::Last => "last",
+            TrainOn::All => "all",
+        }
+    }
+}
+
 /// Maximum size of the samples of a conversation, if each answer becomes one.
 const MAX_SAMPLES_BYTES: usize = 64 << 20;
 

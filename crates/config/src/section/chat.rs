@@ -32,17 +32,6 @@ pub enum TrainOn {
     All,
 }
 
-impl TrainOn {
-    /// The word in run files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            TrainOn::Assistant => "assistant",
-            TrainOn::Last => "last",
-            TrainOn::All => "all",
-        }
-    }
-}
-
 /// Treatment of a conversation that is longer than a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

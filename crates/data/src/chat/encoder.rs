@@ -4,12 +4,12 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use xtrain_chat::row::Role;
 use xtrain_chat::{
-    ChatError, ChatMessage, ChatRow, Conversation, DropReason, Encoded, MaskOptions, RowFailure, RowFormat,
-    Templates, TrainOn, encode, parse_row, read_row, recognise, samples,
+    ChatError, ChatMessage, ChatRow, Conversation, DropReason, Encoded, MaskOptions, Method, RowFailure,
+    RowFormat, Templates, TrainOn, encode, parse_row, read_row, recognise, samples,
 };
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::record::{RowCounts, date, train_on_word};
+use super::record::{RowCounts, date};
 use super::{ChatOptions, vocabulary};
 use crate::error::{DataError, Result};
 use crate::files;
@@ -96,7 +96,7 @@ impl<'t> ChatEncoder<'t> {
             "stop_tokens": self.tokenizer.stop_tokens(),
             "kwargs": self.options.kwargs,
             "today": reads_date.then(|| date(self.options.today)),
-            "train_on": train_on_word(self.options.train_on),
+            "train_on": self.options.train_on.name(),
         })
     }
 
@@ -127,6 +127,8 @@ impl<'t> ChatEncoder<'t> {
             method: Some(mask.method),
             crossing_tokens: 0,
             missing_messages: mask.missing_messages as u64,
+            turn_by_turn: (mask.method == Method::TurnByTurn)
+                .then(|| [mask.whole_bytes as u64, mask.sample_bytes() as u64]),
         };
         let mut encoded: Vec<EncodedSample> = Vec::with_capacity(mask.samples.len());
         for sample in &mask.samples {
@@ -174,7 +176,8 @@ impl<'t> ChatEncoder<'t> {
                 vec![EncodedSample { ids, trained, text_bytes }]
             }
         };
-        let counts = RowCounts { format, method: None, crossing_tokens: 0, missing_messages: 0 };
+        let counts =
+            RowCounts { format, method: None, crossing_tokens: 0, missing_messages: 0, turn_by_turn: None };
         let question = if prompt.is_empty() { completion } else { prompt };
         with_samples(EncodedRow { counts, question: xxh3_64(question.as_bytes()), samples })
     }

@@ -16,8 +16,8 @@ pub(crate) use encoder::{ChatEncoder, EncodedRow, RowError};
 pub use first::{FirstConversations, first_conversations};
 pub use preview::{PreviewedRow, preview};
 pub use prompt::{ChatPrompts, PromptContent, PromptRow, PromptRows, RowPrompt};
+pub use record::ChatRecord;
 pub(crate) use record::UNREADABLE;
-pub use record::{ChatRecord, TRAIN_ON, train_on_of, train_on_word};
 pub use vocabulary::{run_settings, with_markers};
 
 /// Settings with which rows of conversations become documents.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use xtrain_chat::{Date, Method, RowFormat, TrainOn};
+use xtrain_chat::{Date, Method, RowFormat};
 
 use super::{ChatOptions, TemplateSource};
 use crate::error::{DataError, Result};
@@ -36,6 +36,9 @@ pub struct ChatRecord {
     pub crossing_tokens: u64,
     /// Messages of users that a rendering lacks.
     pub missing_messages: u64,
+    /// Text of the rows of which each answer became a sample, and that of these samples, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn_by_turn: Option<[u64; 2]>,
 }
 
 /// The reason for which rows are dropped that cannot be read.
@@ -59,32 +62,8 @@ pub(crate) struct RowCounts {
     pub(crate) crossing_tokens: u64,
     /// Messages of users that the rendering lacks.
     pub(crate) missing_messages: u64,
-}
-
-/// The parts of a conversation that can be trained.
-pub const TRAIN_ON: [TrainOn; 3] = [TrainOn::Assistant, TrainOn::Last, TrainOn::All];
-
-/// The word of run files and options for what is trained.
-pub fn train_on_word(train_on: TrainOn) -> &'static str {
-    match train_on {
-        TrainOn::Assistant => "assistant",
-        TrainOn::Last => "last",
-        TrainOn::All => "all",
-    }
-}
-
-/// The part of a conversation that run files and options call `word`.
-///
-/// # Errors
-/// Another word.
-pub fn train_on_of(word: &str) -> Result<TrainOn> {
-    TRAIN_ON.into_iter().find(|train_on| train_on_word(*train_on) == word).ok_or_else(|| {
-        let words = TRAIN_ON.map(train_on_word).join(", ");
-        DataError::invalid(
-            format!("{word:?} is no part of a conversation that can be trained"),
-            format!("write one of {words}"),
-        )
-    })
+    /// If each answer became a sample: the text of the row and that of the samples, in bytes.
+    pub(crate) turn_by_turn: Option<[u64; 2]>,
 }
 
 pub(super) fn date(date: Date) -> String {
@@ -102,13 +81,14 @@ impl ChatRecord {
             },
             kwargs: options.kwargs.clone(),
             today: date(options.today),
-            train_on: train_on_word(options.train_on).to_owned(),
+            train_on: options.train_on.name().to_owned(),
             formats: BTreeMap::new(),
             methods: BTreeMap::new(),
             dropped: BTreeMap::new(),
             first_dropped: None,
             crossing_tokens: 0,
             missing_messages: 0,
+            turn_by_turn: None,
         }
     }
 
@@ -120,6 +100,11 @@ impl ChatRecord {
         }
         self.crossing_tokens += row.crossing_tokens;
         self.missing_messages += row.missing_messages;
+        if let Some([whole, samples]) = row.turn_by_turn {
+            let [all_whole, all_samples] = self.turn_by_turn.get_or_insert_default();
+            *all_whole += whole;
+            *all_samples += samples;
+        }
     }
 
     /// Counts a row that is dropped.
@@ -214,6 +199,10 @@ impl ChatRecord {
         if !self.methods.is_empty() {
             said += &format!("; answers are found {}", list(&self.methods));
         }
+        if let Some([whole, samples]) = self.turn_by_turn {
+            said +=
+                &format!(", a sample for each: {:.1} times the text", samples as f64 / whole.max(1) as f64);
+        }
         if self.dropped_rows() > 0 {
             said +=
                 &format!("; {} of {} rows dropped ({})", self.dropped_rows(), self.rows(), self.reasons());
@@ -236,19 +225,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_for_what_is_trained_are_read_back_and_others_refused() {
-        for train_on in TRAIN_ON {
-            assert_eq!(train_on_of(train_on_word(train_on)).expect("a word"), train_on);
-        }
-        let error = train_on_of("answers").expect_err("no word").to_string();
-        assert!(error.contains("\"answers\"") && error.contains("assistant, last, all"), "{error}");
-    }
-
-    #[test]
     fn rows_that_cannot_be_read_are_left_out_of_number_reasons_and_the_first() {
         let mut record = ChatRecord::new(&ChatOptions::default(), None);
-        let row =
-            RowCounts { format: RowFormat::Text, method: None, crossing_tokens: 0, missing_messages: 0 };
+        let row = RowCounts {
+            format: RowFormat::Text,
+            method: None,
+            crossing_tokens: 0,
+            missing_messages: 0,
+            turn_by_turn: None,
+        };
         record.drop(UNREADABLE, "a, line 1", "no JSON");
         record.drop("no trained token", "a, line 2", "nothing");
         record.add(&row);

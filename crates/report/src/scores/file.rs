@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, Write};
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::CheckpointError;
 use xtrain_model::Recipe;
 
 /// The first line of a file of scores: the task and the model. Scores are comparable if task, hash, protocol
@@ -32,6 +33,8 @@ pub struct ScoresHeader {
     pub chance: f64,
     /// The model: its folder.
     pub model: String,
+    /// A hash of the model's weights, architecture, numerics and tokenizer, in hexadecimal.
+    pub model_hash: String,
     /// The step of the checkpoint, if the model is from a run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
@@ -53,9 +56,28 @@ pub fn read_scores(path: &Path) -> Result<(ScoresHeader, Vec<RowScores>), Report
     Ok((header, rows))
 }
 
+/// Reads the first line of a file that may be incomplete; `None` if that is cut.
+///
+/// # Errors
+/// A file that cannot be read, or is not one of scores.
+pub fn read_header(path: &Path) -> Result<Option<ScoresHeader>, ReportError> {
+    let file = File::open(path).map_err(|source| ReportError::Read { path: path.into(), source })?;
+    Ok(read(path, file)?.0)
+}
+
 fn damaged(path: &Path, line: usize, problem: &str) -> ReportError {
-    let text = format!("line {line} is not of a file of scores: {problem}; delete the file and score again");
-    ReportError::Read { path: path.into(), source: io::Error::new(io::ErrorKind::InvalidData, text) }
+    let problem = format!("not of a file of scores: {problem}");
+    ReportError::Scores { path: path.into(), line, problem, advice: "delete the file, and score again" }
+}
+
+/// The error of a file that has the scores of another model, or of another state of it.
+pub fn other_scores(path: &Path) -> ReportError {
+    ReportError::Scores {
+        path: path.into(),
+        line: 1,
+        problem: "has the scores of another model".into(),
+        advice: "score again with --again, or name another folder with --out",
+    }
 }
 
 /// The header, the rows, and the bytes of the lines that are whole. A last line without its end was cut by a
@@ -88,32 +110,33 @@ pub struct ScoresWriter {
 }
 
 impl ScoresWriter {
+    /// The file that is written until the one at `path` is complete.
+    pub fn partial(path: &Path) -> PathBuf {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        partial.into()
+    }
+
     /// Begins the file at `path`, or continues the one that an earlier process left; then the rows that it
     /// has are returned.
     ///
     /// # Errors
     /// A folder that cannot be written; a partial file that is damaged or of other scores.
     pub fn open(path: &Path, header: &ScoresHeader) -> Result<(ScoresWriter, Vec<RowScores>), ReportError> {
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        let failed = |source| ReportError::Read { path: partial.clone(), source };
+        let partial = ScoresWriter::partial(path);
+        let failed = || CheckpointError::io(&partial, "write");
         if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder).map_err(failed)?;
+            std::fs::create_dir_all(folder).map_err(CheckpointError::io(folder, "create"))?;
         }
         let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&partial);
-        let mut file = options.map_err(failed)?;
-        let (found, rows, whole) = read(&partial, file.try_clone().map_err(failed)?)?;
-        let mut whole = whole;
+        let mut file = options.map_err(failed())?;
+        let (found, rows, whole) = read(&partial, file.try_clone().map_err(failed())?)?;
         if found.as_ref().is_some_and(|found| found != header) {
-            // Another precision, step or task has another name, so this is of another version.
-            return Err(damaged(&partial, 1, "it was begun for other scores"));
+            // Another precision, step or task has another name.
+            return Err(other_scores(&partial));
         }
-        if found.is_none() {
-            whole = 0;
-        }
-        file.set_len(whole).map_err(failed)?;
-        file.seek(io::SeekFrom::End(0)).map_err(failed)?;
+        file.set_len(whole).map_err(failed())?;
+        file.seek(io::SeekFrom::End(0)).map_err(failed())?;
         let mut writer = ScoresWriter { file, partial, path: path.into() };
         if found.is_none() {
             writer.append(std::slice::from_ref(header))?;
@@ -128,10 +151,11 @@ impl ScoresWriter {
     pub fn append(&mut self, lines: &[impl Serialize]) -> Result<(), ReportError> {
         let mut text = Vec::new();
         for line in lines {
-            serde_json::to_writer(&mut text, line).map_err(|error| self.failed(error.into()))?;
+            serde_json::to_writer(&mut text, line).map_err(|error| self.failed("write")(error.into()))?;
             text.push(b'\n');
         }
-        self.file.write_all(&text).and_then(|()| self.file.sync_data()).map_err(|source| self.failed(source))
+        let written = self.file.write_all(&text).and_then(|()| self.file.sync_data());
+        Ok(written.map_err(self.failed("write"))?)
     }
 
     /// Gives the complete file its name.
@@ -139,11 +163,11 @@ impl ScoresWriter {
     /// # Errors
     /// A folder that cannot be written.
     pub fn finish(self) -> Result<(), ReportError> {
-        std::fs::rename(&self.partial, &self.path).map_err(|source| self.failed(source))
+        Ok(std::fs::rename(&self.partial, &self.path).map_err(self.failed("rename"))?)
     }
 
-    fn failed(&self, source: io::Error) -> ReportError {
-        ReportError::Read { path: self.partial.clone(), source }
+    fn failed(&self, action: &'static str) -> impl FnOnce(io::Error) -> CheckpointError {
+        CheckpointError::io(&self.partial, action)
     }
 }
 
@@ -161,6 +185,7 @@ mod tests {
             metric: "acc".into(),
             chance: 0.25,
             model: "runs/a".into(),
+            model_hash: "0123".into(),
             step: Some(4),
             precision: Recipe::Bf16,
         }

@@ -28,7 +28,7 @@ pub(crate) mod verdict;
 
 pub use binomial::{McNemar, mcnemar_p};
 pub use centred::CentredMean;
-pub use file::{ScoresHeader, ScoresWriter, read_scores};
+pub use file::{ScoresHeader, ScoresWriter, other_scores, read_header, read_scores};
 pub use interval::{Interval, TaskScore, wilson};
 pub use items::{ItemScores, ScoreError};
 pub use paired::{PairedDifference, bonett_price};

@@ -10,7 +10,7 @@ use xtrain_data::task::Metric;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowScores {
-    /// The number of the row in its file, from 0.
+    /// The number of the row in its file, from 1.
     pub row: u64,
     /// The row's own name.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use xtrain_chat::Date;
+use xtrain_chat::{Date, TrainOn};
 use xtrain_config::{ChatPacking, Config, DataSource, RowContent};
-use xtrain_data::chat::{run_settings, train_on_of};
+use xtrain_data::chat::run_settings;
 use xtrain_data::{
     ChatOptions, Packing, Split, Take, TemplateSource, Tokenizer, TooLong, holds_conversations,
 };
@@ -99,7 +99,11 @@ impl Sources<'_> {
             template,
             kwargs: data.chat_template_kwargs.clone().unwrap_or_default().into_iter().collect(),
             today: self.today()?,
-            train_on: train_on_of(data.train_on(source).name())?,
+            train_on: match data.train_on(source) {
+                xtrain_config::TrainOn::Assistant => TrainOn::Assistant,
+                xtrain_config::TrainOn::Last => TrainOn::Last,
+                xtrain_config::TrainOn::All => TrainOn::All,
+            },
             bad_rows: data.bad_rows(),
         })
     }

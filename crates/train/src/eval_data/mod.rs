@@ -185,7 +185,7 @@ fn validation(
     run: &RunOrigin,
     notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
 ) -> Result<Option<Validation>, RunError> {
-    let RunOrigin { config, folder, loader } = run;
+    let RunOrigin { config, folder, loader, .. } = run;
     if config.data.valid.is_some() {
         return validation_of_run(config, folder, notice);
     }

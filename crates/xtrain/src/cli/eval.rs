@@ -12,7 +12,8 @@ use xtrain_model::Recipe;
   xtrain eval runs/quickstart
   xtrain eval runs/quickstart --precision bf16 --precision fp8-block
   xtrain eval models/Qwen3-0.6B --data wiki.jsonl --seq-len 2048
-  xtrain eval models/Qwen3-0.6B --task arc_easy.toml --precision bf16 --precision fp8-row")]
+  xtrain eval models/Qwen3-0.6B --task arc_easy.toml --precision bf16 --precision fp8-row
+  xtrain eval runs/quickstart --task names.jsonl --every-checkpoint")]
 pub(crate) struct EvalArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -37,6 +38,9 @@ pub(crate) struct EvalArgs {
     /// are there are not computed again, and an interrupted evaluation continues
     #[arg(long, requires = "task", value_name = "FOLDER")]
     pub(crate) out: Option<PathBuf>,
+    /// Score all checkpoints of the run
+    #[arg(long, requires = "task", conflicts_with_all = ["step", "best"])]
+    pub(crate) every_checkpoint: bool,
     /// Compute scores again that are there
     #[arg(long, requires = "task")]
     pub(crate) again: bool,
@@ -48,7 +52,7 @@ pub(crate) struct EvalArgs {
     #[arg(long, requires = "data", value_name = "true|false")]
     pub(crate) document_mask: Option<bool>,
     /// Sequences evaluated at once
-    #[arg(long, default_value_t = 8, value_parser = whole::<u16>(1..=65_535))]
+    #[arg(long, conflicts_with = "task", default_value_t = 8, value_parser = whole::<u16>(1..=65_535))]
     pub(crate) batch_size: u16,
     /// The field of .jsonl lines and the column of .parquet files that holds the text
     #[arg(long, requires = "data", default_value = "text")]

@@ -6,7 +6,6 @@ use clap::Args;
 use std::path::PathBuf;
 use xtrain_chat::TrainOn;
 use xtrain_config::Count;
-use xtrain_data::chat::{TRAIN_ON, train_on_word};
 use xtrain_data::{BeginOfDocument, ChatOptions, PrepareOptions, Take};
 
 #[derive(Debug, Args)]
@@ -77,7 +76,7 @@ pub(crate) struct RowArgs {
     #[arg(long, value_name = "PATTERN")]
     pub(crate) reserved_tokens: Option<String>,
     /// Train on this part of a conversation
-    #[arg(long, value_name = "PART", default_value = "assistant", value_parser = named(&TRAIN_ON, train_on_word))]
+    #[arg(long, value_name = "PART", default_value = "assistant", value_parser = named(&TrainOn::ALL, TrainOn::name))]
     pub(crate) train_on: TrainOn,
     /// Fail if the template refuses more than this share of the conversations, or nothing in them is trained
     #[arg(long, value_name = "SHARE", default_value_t = ChatOptions::default().bad_rows, value_parser = share)]

@@ -11,6 +11,7 @@ use crate::failure::Failure;
 use crate::terminal;
 use std::io::Read;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use xtrain_data::{SpecialTokens, Tokenizer};
 use xtrain_model::Architecture;
 use xtrain_step::generate::{GeneratedToken, Generator};
@@ -26,10 +27,11 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         return Err(Failure::user(format!("{option} is for conversations; it needs --chats FILE")));
     }
     let Model { mut weights, tokenizer, stop } = open(args)?;
-    let tokens = prompt_tokens(&args.prompt, tokenizer.as_ref())?;
+    let tokens = prompt_tokens(&args.prompt, tokenizer.as_deref())?;
     check_prompt(args, &tokens, weights.model())?;
     let mut generator = Generator::new(&mut weights, tokens.len() + args.max_tokens)?;
-    let decoder = tokenizer.as_ref().map(|tokenizer| tokenizer.stream_decoder(&tokens, SpecialTokens::Hide));
+    let decoder =
+        tokenizer.as_deref().map(|tokenizer| tokenizer.stream_decoder(&tokens, SpecialTokens::Hide));
     let mut decoder = decoder.transpose()?;
     let mut shown_ids = 0;
     let mut transcript = Transcript::new(args.logprobs);
@@ -113,7 +115,7 @@ fn check_prompt(args: &GenerateArgs, tokens: &[u32], model: &Architecture) -> Re
 struct Model {
     weights: Weights,
     /// Nothing where ids are given and the folder has none.
-    tokenizer: Option<Tokenizer>,
+    tokenizer: Option<Arc<Tokenizer>>,
     /// The tokens that end a text.
     stop: Vec<u32>,
 }

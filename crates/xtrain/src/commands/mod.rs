@@ -21,6 +21,7 @@ pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod report;
 mod speed;
+mod task_scores;
 pub(crate) mod tokenize;
 pub(crate) mod train;
 mod transcript;

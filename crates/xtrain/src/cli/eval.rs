@@ -32,43 +32,43 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "data")]
     pub(crate) task: Vec<PathBuf>,
     /// Score only so many rows of each task, the first ones
-    #[arg(long, requires = "task", value_name = "ROWS", value_parser = whole::<u64>(1..=u64::MAX))]
+    #[arg(long, requires = "task", conflicts_with = "data", value_name = "ROWS", value_parser = whole::<u64>(1..=u64::MAX))]
     pub(crate) limit: Option<u64>,
     /// Write the numbers of each row in this folder; by default `scores` in the folder of a run. Scores that
     /// are there are not computed again, and an interrupted evaluation continues
-    #[arg(long, requires = "task", value_name = "FOLDER")]
+    #[arg(long, requires = "task", conflicts_with = "data", value_name = "FOLDER")]
     pub(crate) out: Option<PathBuf>,
     /// Score all checkpoints of the run
-    #[arg(long, requires = "task", conflicts_with_all = ["step", "best"])]
+    #[arg(long, requires = "task", conflicts_with_all = ["step", "best", "data"])]
     pub(crate) every_checkpoint: bool,
     /// Compute scores again that are there
-    #[arg(long, requires = "task")]
+    #[arg(long, requires = "task", conflicts_with = "data")]
     pub(crate) again: bool,
     /// Tokens of context; by default those of the run, and for a Hugging Face folder 1024, or the model's
     /// limit if that is less
-    #[arg(long, requires = "data", value_parser = tokens(1..=1 << 24))]
+    #[arg(long, requires = "data", conflicts_with = "task", value_parser = tokens(1..=1 << 24))]
     pub(crate) seq_len: Option<usize>,
     /// Keep attention within documents; by default as in the run, and false for a Hugging Face folder
-    #[arg(long, requires = "data", value_name = "true|false")]
+    #[arg(long, requires = "data", conflicts_with = "task", value_name = "true|false")]
     pub(crate) document_mask: Option<bool>,
     /// Sequences evaluated at once
     #[arg(long, conflicts_with = "task", default_value_t = 8, value_parser = whole::<u16>(1..=65_535))]
     pub(crate) batch_size: u16,
     /// The field of .jsonl lines and the column of .parquet files that holds the text
-    #[arg(long, requires = "data", default_value = "text")]
+    #[arg(long, requires = "data", conflicts_with = "task", default_value = "text")]
     pub(crate) text_field: String,
     /// Read this split of --data, by the names of files and folders; by default the validation split of
     /// folders and patterns with several
-    #[arg(long, requires = "data", value_parser = split())]
+    #[arg(long, requires = "data", conflicts_with = "task", value_parser = split())]
     pub(crate) split: Option<Take>,
     /// Skip up to this many rows that are not JSON or have no text
-    #[arg(long, requires = "data", value_name = "ROWS", default_value_t = 0)]
+    #[arg(long, requires = "data", conflicts_with = "task", value_name = "ROWS", default_value_t = 0)]
     pub(crate) skip_bad_rows: u64,
     /// Split .txt files into documents at this string
-    #[arg(long, requires = "data")]
+    #[arg(long, requires = "data", conflicts_with = "task")]
     pub(crate) separator: Option<String>,
     /// Keep the tokens of the text in this folder for the next time; by default they are deleted
-    #[arg(long, requires = "data", value_name = "FOLDER")]
+    #[arg(long, requires = "data", conflicts_with = "task", value_name = "FOLDER")]
     pub(crate) cache_dir: Option<PathBuf>,
     /// Print a JSON object for each precision instead of text
     #[arg(long)]

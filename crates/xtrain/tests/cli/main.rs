@@ -46,6 +46,7 @@ mod reference;
 mod resume;
 mod run_folder;
 mod saved_by_ranks;
+mod scoring;
 mod static_scales;
 mod stopping;
 mod storage;

@@ -1,0 +1,201 @@
+//! Scores on tasks, by `xtrain eval --task`.
+
+use crate::dice::Dice;
+use crate::place::{Place, assert_same_file, finish, wait, wait_until};
+use serde_json::{Value, json};
+use std::process::{Command, Stdio};
+
+/// Words of the text that models of these tests are trained on.
+const WORDS: [&str; 8] = ["river", "ran", "under", "stone", "bridge", "nobody", "sea", "again"];
+
+/// Questions with two to four choices, in clusters of two.
+fn choices(dice: &mut Dice, rows: usize) -> String {
+    let row = |row: usize| {
+        let query = [WORDS[dice.below(8)], WORDS[dice.below(8)]].join(" ");
+        let choices: Vec<String> = (0..2 + dice.below(3)).map(|n| format!("{} {n}", WORDS[n])).collect();
+        let gold = dice.below(choices.len());
+        json!({"query": query, "choices": choices, "gold": gold, "cluster": row / 2}).to_string() + "\n"
+    };
+    (0..rows).map(row).collect()
+}
+
+fn continuations(dice: &mut Dice, rows: usize) -> String {
+    let row = |_| {
+        let [context, continuation] = [WORDS[dice.below(8)], WORDS[dice.below(8)]];
+        json!({"context": context, "continuation": continuation}).to_string() + "\n"
+    };
+    (0..rows).map(row).collect()
+}
+
+/// A run in `out` with three checkpoints, its export in `hf`, and tasks.
+fn scored_place(dice: &mut Dice, rows: usize) -> Place {
+    let place = Place::new();
+    place.train("out", "--set train.steps=9 --set checkpoint.keep_last=3 --set checkpoint.keep_best=false");
+    place.write("choices.jsonl", choices(dice, rows).as_bytes());
+    place.write("words.jsonl", continuations(dice, rows).as_bytes());
+    place
+}
+
+fn json_lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+/// The files of scores in a folder, with the names of their tasks.
+fn files(place: &Place, folder: &str) -> Vec<String> {
+    let of_task = |task: String| {
+        let names = place.names(&format!("{folder}/{task}"));
+        names.into_iter().map(move |name| format!("{task}/{name}"))
+    };
+    place.names(folder).into_iter().flat_map(of_task).collect()
+}
+
+#[test]
+fn tasks_are_scored_in_text_and_json_with_paired_differences_of_precisions() {
+    let place = scored_place(&mut Dice::new("tasks_are_scored"), 40);
+    let eval = "eval out --task choices.jsonl --task words.jsonl --precision bf16 --precision fp8-row";
+    let text = place.run(eval).succeeds().stdout;
+    for part in ["40 rows in 20 clusters", "acc_norm", "fp8-row - bf16: acc ", "centred mean of 2 tasks"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let scored = json_lines(&place.run(&format!("{eval} --json")).succeeds().stdout);
+    let named: Vec<_> = scored.iter().map(|one| [&one["task"], &one["precision"]]).collect();
+    assert_eq!(named, [["choices", "bf16"], ["words", "bf16"], ["choices", "fp8-row"], ["words", "fp8-row"]]);
+    for one in &scored {
+        let acc = &one["metrics"]["acc"];
+        let [low, value, high] = ["low", "value", "high"].map(|key| acc[key].as_f64().expect("a number"));
+        assert!(low <= value && value <= high, "{one}");
+        assert_eq!((&one["step"], &one["rows"]), (&json!(9), &json!(40)));
+        assert_eq!(acc["difference"].is_object(), one["precision"] == "fp8-row");
+    }
+    // The rows say what the summary says.
+    let rows = json_lines(
+        &String::from_utf8(place.read(&format!("out/scores/{}", {
+            let files = files(&place, "out/scores");
+            assert_eq!(files.len(), 4, "{files:?}");
+            files[0].clone()
+        })))
+        .expect("text"),
+    );
+    let [header, rows] = [&rows[..1], &rows[1..]];
+    assert_eq!((&header[0]["precision"], rows.len()), (&json!("bf16"), 40));
+    let is_right = |row: &&Value| {
+        let sums: Vec<f64> =
+            row["logprobs"].as_array().expect("sums").iter().filter_map(Value::as_f64).collect();
+        let best = (0..sums.len()).rev().max_by(|&a, &b| sums[a].total_cmp(&sums[b]));
+        best == row["gold"].as_u64().map(|gold| gold as usize)
+    };
+    let right = rows.iter().filter(is_right).count() as f64 / 40.0;
+    assert_eq!(scored[0]["metrics"]["acc"]["value"], json!(right));
+    let first = json_lines(&place.run(&format!("{eval} --json --limit 7")).succeeds().stdout);
+    assert!(first.iter().all(|one| one["rows"] == 7));
+    place.run("eval out --task choices.jsonl --batch-size 4").refuses(&["--batch-size"]);
+    place.run("eval out --data b.txt --every-checkpoint").refuses(&["--data", "--every-checkpoint"]);
+    place.run("eval out/hf --task choices.jsonl --every-checkpoint").refuses(&["only a run"]);
+}
+
+#[test]
+fn checkpoints_that_are_scored_in_turn_have_the_scores_of_each_alone() {
+    let place = scored_place(&mut Dice::new("checkpoints_in_turn"), 12);
+    let precisions = ["fp32", "bf16", "fp8-row", "fp8-block", "fp8-current", "fp8-delayed"]
+        .map(|name| format!("--precision {name}"));
+    let eval = format!("eval out --task choices.jsonl {}", precisions.join(" "));
+    let text = place.run(&format!("{eval} --every-checkpoint --out all")).succeeds().stdout;
+    for step in [3, 6, 9] {
+        place.run(&format!("{eval} --step {step} --out one")).succeeds();
+        assert!(text.contains(&format!("step {step}, fp8-row - fp32: acc ")), "{text}");
+    }
+    let all = files(&place, "all");
+    assert_eq!(all.len(), 18, "{all:?}");
+    for file in all {
+        assert_same_file(&place.path(&format!("all/{file}")), &place.path(&format!("one/{file}")));
+    }
+}
+
+#[test]
+fn an_evaluation_that_is_killed_continues_to_the_same_files() {
+    let mut dice = Dice::new("an_evaluation_that_is_killed");
+    let place = scored_place(&mut dice, 6000);
+    let eval = "eval out --task choices.jsonl --task words.jsonl";
+    place.run(&format!("{eval} --out peace")).succeeds();
+    let written = |folder: &str| -> usize {
+        match place.exists(folder) {
+            true => place.contents(folder).values().map(Vec::len).sum(),
+            false => 0,
+        }
+    };
+    let whole = written("peace");
+    let mut killed = 0;
+    for round in 1..=6 {
+        let mut child = place
+            .command(&format!("{eval} --out killed"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("starts");
+        let bytes = whole * round / 7 + dice.below(whole / 7);
+        wait_until("rows", || written("killed") > bytes || child.try_wait().expect("waits").is_some());
+        killed += usize::from(child.try_wait().expect("waits").is_none());
+        let name = if round % 2 == 0 { "KILL" } else { "TERM" };
+        let _ = Command::new("sh").args(["-c", &format!("kill -{name} {}", child.id())]).status();
+        wait(&mut child, "an evaluation that is killed");
+    }
+    assert!(killed > 0, "none was killed");
+    place.run(&format!("{eval} --out killed")).succeeds();
+    let peace = files(&place, "peace");
+    assert_eq!(peace, files(&place, "killed"));
+    for file in peace {
+        assert_same_file(&place.path(&format!("peace/{file}")), &place.path(&format!("killed/{file}")));
+    }
+}
+
+#[test]
+fn scores_of_another_model_or_of_a_changed_task_are_never_taken() {
+    let place = scored_place(&mut Dice::new("scores_of_another_model"), 20);
+    place.train("other", "--set train.steps=4 --set train.seed=8");
+    let eval = "eval out/hf --task choices.jsonl --out kept";
+    let first = place.run(eval).succeeds().stdout;
+    let kept = place.contents("kept");
+    // Another model in a folder of the same name.
+    let other = place.run("eval other/hf --task choices.jsonl --out kept");
+    other.refuses(&["has the scores of another model", "--again"]);
+    assert_eq!(place.contents("kept"), kept);
+    let replaced = place.run("eval other/hf --task choices.jsonl --out kept --again").succeeds().stdout;
+    assert_ne!(first, replaced);
+    assert_ne!(place.contents("kept"), kept);
+    place.run(&format!("{eval} --again")).succeeds();
+    assert_eq!(place.contents("kept"), kept);
+    // A task that has changed since an evaluation of it was interrupted.
+    let [file] = files(&place, "kept").try_into().expect("a file");
+    let path = place.path(&format!("kept/{file}"));
+    std::fs::rename(&path, path.with_extension("jsonl.partial")).expect("renamed");
+    let task = String::from_utf8(place.read("choices.jsonl")).expect("text");
+    place.write("choices.jsonl", task.replacen("ran 1", "ran two", 1).as_bytes());
+    let hash = file.split_once('/').expect("a folder").0.trim_start_matches("choices-").to_owned();
+    place.run(eval).refuses(&["interrupted", &hash, "now has hash", "--again"]);
+    place.run(&format!("{eval} --again")).succeeds();
+    place.run(eval).succeeds();
+    // A file that is damaged.
+    let [file] = files(&place, "kept").try_into().expect("a file");
+    place.write(&format!("kept/{file}"), b"{\"task\": 3}\n");
+    place.run(eval).refuses(&["line 1", "delete the file"]);
+}
+
+#[test]
+fn weights_that_are_no_numbers_end_an_evaluation_with_the_row() {
+    let place = scored_place(&mut Dice::new("weights_that_are_no_numbers"), 20);
+    place.copy("out/hf", "broken");
+    let mut weights = place.read("broken/model.safetensors");
+    let end = weights.len();
+    // Finite, but their products are not.
+    weights[end - 64..].fill(0x7e);
+    place.write("broken/model.safetensors", &weights);
+    let arguments = "eval broken --task choices.jsonl --out kept";
+    let ran = finish(place.command(arguments), arguments);
+    assert_eq!(ran.code(), Some(1), "{}", ran.stderr);
+    ran.is_readable();
+    for part in ["task choices, line ", "broken"] {
+        assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
+    }
+    let kept = files(&place, "kept");
+    assert!(kept.iter().all(|file| file.ends_with(".partial")), "{kept:?}");
+}

@@ -16,8 +16,8 @@ pub fn needed_bytes(
     target: Target,
     threads: usize,
 ) -> Result<u64, LearnError> {
-    let reference = programs::reference(spec)?;
-    let loaded: Vec<_> = std::iter::once(program).chain(&reference).collect();
+    let (reference, scored) = (programs::reference(spec)?, programs::scored(spec)?);
+    let loaded: Vec<_> = std::iter::once(program).chain(&reference).chain(&scored).collect();
     let (plan, work) = (target.plan_bytes(&loaded), target.work_bytes(&loaded, threads));
     let beside = target.library_bytes() + target.process_bytes(&loaded, spec.model.vocab_size);
     // A reference segment copies the state to host memory, which is the CPU's.

@@ -11,6 +11,7 @@ use xtrain_model::decoder::{Balancing, Batch, Loss};
 use xtrain_program as program;
 use xtrain_rank::Rank;
 use xtrain_step::engine::Target;
+use xtrain_step::scoring::ScoredShape;
 use xtrain_step::training_spec::TrainingSpec;
 
 /// A run file resolved before its data is opened.
@@ -60,9 +61,17 @@ impl Planned {
         self,
         change: impl FnOnce(&mut Config) -> Result<(), PlanError>,
     ) -> Result<Planned, PlanError> {
-        let Planned { mut resolved, rank, vocabulary_bound, growth, chosen, lacks_memory, .. } = self;
+        let Planned { mut resolved, spec, rank, vocabulary_bound, growth, chosen, lacks_memory } = self;
         change(&mut resolved.config)?;
-        Ok(Planned { vocabulary_bound, growth, chosen, lacks_memory, ..planned_for(resolved, rank)? })
+        let changed = planned_for(resolved, rank)?;
+        let planned = Planned { vocabulary_bound, growth, chosen, lacks_memory, ..changed };
+        Ok(planned.with_scored(spec.scored))
+    }
+
+    /// This plan with tasks whose sequences have these shapes.
+    pub fn with_scored(mut self, scored: Vec<ScoredShape>) -> Planned {
+        self.spec.scored = scored;
+        self
     }
 
     /// Its step.
@@ -139,6 +148,7 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
         optimizer: c.optimizer.optimizer(c.train.seed),
         parallel: c.parallel.parallel(rank, micro_steps.max(1)),
         reference: c.precision.reference_every > 0,
+        scored: Vec::new(),
         model,
     };
     check_sizes(&spec, c.train.batch_size)?;

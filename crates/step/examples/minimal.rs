@@ -106,6 +106,7 @@ fn spec(model: Architecture) -> TrainingSpec {
         }),
         parallel: Parallel::ALONE,
         reference: false,
+        scored: Vec::new(),
     }
 }
 

@@ -4,6 +4,7 @@
 use crate::error::ProgramError;
 use crate::layout::Layout;
 use crate::passes::{self, Setting};
+use crate::scoring::ScoredShape;
 use crate::training_spec::TrainingSpec;
 use xtrain_model::decoder::{Batch, Context, Loss, trace_logits, trace_loss, trace_scores};
 use xtrain_model::{Architecture, Init, Numerics};
@@ -93,18 +94,27 @@ pub fn logits(
     forward(tracer, model, numerics, layout)
 }
 
-/// The log-probabilities of targets of a batch: for each of `chunks` those of so many tokens.
+/// The log-probabilities of targets of so many sequences of a shape.
 pub fn scores(
     model: &Architecture,
     numerics: &Numerics,
     layout: &Layout,
-    batch: Batch,
-    chunks: &[usize],
+    shape: ScoredShape,
+    sequences: usize,
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     let context = Context::Sequence { document_mask: false, deterministic: true };
-    trace_scores(&mut tracer, model, batch, context, chunks)?;
+    let batch = Batch { sequences, seq_len: shape.seq_len };
+    trace_scores(&mut tracer, model, batch, context, &shape.chunks(sequences))?;
     forward(tracer, model, numerics, layout)
+}
+
+/// The programs that score tasks between the steps of `spec`.
+pub fn scored(spec: &TrainingSpec) -> Result<Vec<Program>, ProgramError> {
+    let (layout, numerics, tokens) = (Layout::from_spec(spec)?, spec.numerics(), spec.scored_tokens());
+    let program =
+        |shape: &ScoredShape| scores(&spec.model, &numerics, &layout, *shape, shape.sequences(tokens));
+    spec.scored.iter().map(program).collect()
 }
 
 /// The traced forward in these formats.

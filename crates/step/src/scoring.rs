@@ -8,7 +8,7 @@ use crate::error::LearnError;
 use crate::programs;
 use crate::weights::Weights;
 use std::collections::HashMap;
-use xtrain_model::decoder::{Batch, io};
+use xtrain_model::decoder::io;
 use xtrain_ops::linear_cross_entropy::IGNORED;
 use xtrain_runtime::{Part, ProgramId, Ticket};
 
@@ -30,34 +30,41 @@ pub struct ScoredLength {
     pub targets: usize,
 }
 
-/// The shape of the program that scores a sequence.
+/// The shape of a sequence in the program that scores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct RowShape {
-    seq_len: usize,
-    /// Rows of the head for each sequence.
-    rows: usize,
+pub struct ScoredShape {
+    /// Tokens that are read, with padding.
+    pub seq_len: usize,
+    /// Rows of the head.
+    pub rows: usize,
 }
 
-impl RowShape {
+impl ScoredShape {
     /// The shortest that the sequence fits in, of four lengths in each octave. Few targets, up to an eighth
     /// of the row, have a head of as many rows.
-    fn of(length: ScoredLength) -> RowShape {
+    pub fn of(length: ScoredLength) -> ScoredShape {
         let step = (length.inputs.next_power_of_two() / 8).max(LENGTH_MULTIPLE);
         let seq_len = length.inputs.next_multiple_of(step);
         let few = seq_len / 8;
-        RowShape { seq_len, rows: if length.targets <= few { few } else { seq_len } }
+        ScoredShape { seq_len, rows: if length.targets <= few { few } else { seq_len } }
     }
 
     /// Sequences of a batch of about `tokens` tokens.
-    fn sequences(self, tokens: usize) -> usize {
+    pub(crate) fn sequences(self, tokens: usize) -> usize {
         (tokens / self.seq_len).max(1)
+    }
+
+    /// The rows of the head of so many sequences, in chunks.
+    pub(crate) fn chunks(self, sequences: usize) -> Vec<usize> {
+        let all = sequences * self.rows;
+        (0..all).step_by(CHUNK_TOKENS).map(|first| CHUNK_TOKENS.min(all - first)).collect()
     }
 }
 
 /// Sequences that are scored together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScoredBatch {
-    shape: RowShape,
+    shape: ScoredShape,
     /// Rows of the batch. Those behind the items are padding.
     sequences: usize,
     /// Indices of the sequences. May be empty.
@@ -94,9 +101,11 @@ pub struct FlyingBatch {
 }
 
 /// Scores sequences with the weights of a model.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Scorer {
-    programs: HashMap<RowShape, LoadedProgram>,
+    /// Tokens of a batch, about.
+    tokens: usize,
+    programs: HashMap<ScoredShape, LoadedProgram>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,16 +116,26 @@ struct LoadedProgram {
 }
 
 impl Scorer {
-    /// Tokens of a batch, about.
-    pub fn batch_tokens(weights: &mut Weights) -> usize {
-        BUSY_TIMES * weights.engine().busy_rows()
+    /// Scores in batches of about `tokens` tokens.
+    pub fn new(tokens: usize) -> Scorer {
+        Scorer { tokens, programs: HashMap::new() }
     }
 
-    /// The batches that score sequences of these lengths, a pure function of the lengths and the device.
-    pub fn batches(weights: &mut Weights, lengths: &[ScoredLength]) -> Vec<ScoredBatch> {
-        let tokens = Scorer::batch_tokens(weights);
-        let mut order: Vec<(RowShape, usize)> =
-            lengths.iter().enumerate().map(|(item, &length)| (RowShape::of(length), item)).collect();
+    /// Scores in batches that keep the device busy.
+    pub fn busy(weights: &mut Weights) -> Scorer {
+        Scorer::new(BUSY_TIMES * weights.engine().busy_rows())
+    }
+
+    /// Tokens of a batch, about.
+    pub fn batch_tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// The batches that score sequences of these lengths, a pure function of the lengths and
+    /// [`Scorer::batch_tokens`].
+    pub fn batches(&self, lengths: &[ScoredLength]) -> Vec<ScoredBatch> {
+        let mut order: Vec<(ScoredShape, usize)> =
+            lengths.iter().enumerate().map(|(item, &length)| (ScoredShape::of(length), item)).collect();
         order.sort_unstable();
         let mut batches: Vec<ScoredBatch> = Vec::new();
         for (shape, item) in order {
@@ -124,9 +143,11 @@ impl Scorer {
                 Some(last) if last.shape == shape && last.items.len() < last.sequences => {
                     last.items.push(item);
                 }
-                _ => {
-                    batches.push(ScoredBatch { shape, sequences: shape.sequences(tokens), items: vec![item] })
-                }
+                _ => batches.push(ScoredBatch {
+                    shape,
+                    sequences: shape.sequences(self.tokens),
+                    items: vec![item],
+                }),
             }
         }
         batches
@@ -143,9 +164,9 @@ impl Scorer {
         batch: ScoredBatch,
         tokens_of: impl Fn(usize) -> (&'a [u32], usize),
     ) -> Result<FlyingBatch, LearnError> {
-        let RowShape { seq_len, rows } = batch.shape;
+        let ScoredShape { seq_len, rows } = batch.shape;
         let sequences = batch.sequences;
-        let LoadedProgram { id, is_collective } = self.program(weights, batch.shape, sequences)?;
+        let LoadedProgram { id, is_collective } = self.load(weights, batch.shape)?;
         if batch.items.is_empty() && !is_collective {
             return Ok(FlyingBatch { ticket: None, batch, targets: Vec::new() });
         }
@@ -205,22 +226,21 @@ impl Scorer {
         Ok(batch.items.iter().zip(targets).enumerate().map(score).collect())
     }
 
-    /// The program of a shape, loaded if it is new.
-    fn program(
-        &mut self,
-        weights: &mut Weights,
-        shape: RowShape,
-        sequences: usize,
-    ) -> Result<LoadedProgram, LearnError> {
+    /// Loads the program of a shape, unless it is loaded.
+    ///
+    /// # Errors
+    /// Too little memory for it.
+    pub fn prepare(&mut self, weights: &mut Weights, shape: ScoredShape) -> Result<(), LearnError> {
+        self.load(weights, shape).map(drop)
+    }
+
+    fn load(&mut self, weights: &mut Weights, shape: ScoredShape) -> Result<LoadedProgram, LearnError> {
         if let Some(&loaded) = self.programs.get(&shape) {
             return Ok(loaded);
         }
-        let all = sequences * shape.rows;
-        let chunks: Vec<usize> =
-            (0..all).step_by(CHUNK_TOKENS).map(|first| CHUNK_TOKENS.min(all - first)).collect();
-        let batch = Batch { sequences, seq_len: shape.seq_len };
+        let sequences = shape.sequences(self.tokens);
         let (model, numerics, layout) = (weights.model(), weights.numerics(), weights.layout());
-        let program = programs::scores(model, numerics, layout, batch, &chunks)?;
+        let program = programs::scores(model, numerics, layout, shape, sequences)?;
         let is_collective = program.instances.iter().any(|i| i.code.op().collective().is_some());
         let loaded = LoadedProgram { id: weights.load(program)?, is_collective };
         self.programs.insert(shape, loaded);

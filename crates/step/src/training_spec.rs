@@ -1,5 +1,6 @@
 //! The description of a training step: everything that determines its program.
 
+use crate::scoring::ScoredShape;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::optimizer::Optimizer;
 use xtrain_model::{Architecture, FixedRouting, Fp8Overrides, Numerics, Recipe};
@@ -38,6 +39,8 @@ pub struct TrainingSpec {
     pub parallel: Parallel,
     /// True if the program of a bf16 step exists too, for reference segments.
     pub reference: bool,
+    /// Shapes of the sequences of tasks that are scored between steps.
+    pub scored: Vec<ScoredShape>,
 }
 
 impl TrainingSpec {
@@ -55,6 +58,12 @@ impl TrainingSpec {
     /// Micro-batches of a rank in a step of `batch_size` sequences.
     pub fn micro_steps(&self, batch_size: usize) -> usize {
         batch_size / self.batch.sequences / self.parallel.rank.world_size
+    }
+
+    /// Tokens of a batch of sequences that are scored between steps: those of a micro-batch, whose memory
+    /// there is.
+    pub fn scored_tokens(&self) -> usize {
+        self.batch.sequences * self.batch.seq_len
     }
 
     /// This step with micro-batches of other sizes.

@@ -1,9 +1,12 @@
 //! Tasks whose rows have all been read.
 
 use crate::error::TaskError;
-use std::path::Path;
+use crate::score::length;
+use std::collections::BTreeSet;
+use xtrain_data::Tokenizer;
 use xtrain_data::chat::ChatPrompts;
 use xtrain_data::task::{RowKind, Task, TaskRows, TaskSummary};
+use xtrain_step::scoring::ScoredShape;
 
 /// A task whose rows have all been read, and the number of them that are scored.
 #[derive(Debug)]
@@ -40,21 +43,27 @@ impl CheckedTask {
         Ok(CheckedTask { summary: summary?, task, limit })
     }
 
-    /// Opens the tasks and reads all of their rows. `prompts` is called if one is in a chat template.
-    ///
-    /// # Errors
-    /// Those of [`Task::open`] and [`CheckedTask::new`].
-    pub fn open_all(
-        paths: &[impl AsRef<Path>],
-        prompts: Option<&ChatPrompts<'_>>,
-        limit: Option<u64>,
-    ) -> Result<Vec<CheckedTask>, TaskError> {
-        paths.iter().map(|path| CheckedTask::new(Task::open(path)?, prompts, limit)).collect()
-    }
-
     /// Number of rows that are scored.
     pub fn rows(&self) -> u64 {
         self.limit.map_or(self.summary.rows, |limit| limit.min(self.summary.rows))
+    }
+
+    /// The shapes of its requests for a model that reads `context` tokens, in order.
+    ///
+    /// # Errors
+    /// A row that cannot be encoded.
+    pub fn shapes(
+        &self,
+        tokenizer: &Tokenizer,
+        prompts: Option<&ChatPrompts<'_>>,
+        context: usize,
+    ) -> Result<BTreeSet<ScoredShape>, TaskError> {
+        let mut shapes = BTreeSet::new();
+        for row in self.read(prompts)?.take(usize::try_from(self.rows()).unwrap_or(usize::MAX)) {
+            let requests = self.task.encode(tokenizer, &row?, context)?;
+            shapes.extend(requests.iter().map(|request| ScoredShape::of(length(request))));
+        }
+        Ok(shapes)
     }
 
     /// Its rows, in order.

@@ -14,7 +14,7 @@ use xtrain_data::DataError;
 use xtrain_data::task::{EncodedRequest, Gold, TaskRow};
 use xtrain_report::scores::{RowScores, ScoresHeader, ScoresWriter};
 use xtrain_step::learner::IN_FLIGHT;
-use xtrain_step::scoring::{FlyingBatch, Score, ScoredBatch, ScoredLength, Scorer};
+use xtrain_step::scoring::{FlyingBatch, Score, ScoredBatch, ScoredLength};
 
 /// Batches whose tokens a window has, so that the last batch of each shape, which is not full, costs little.
 const WINDOW_BATCHES: usize = 64;
@@ -39,7 +39,7 @@ pub(crate) fn score(
     on_progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<Option<Vec<RowScores>>, TaskError> {
     let Begun { mut writer, mut scores, done } = begun;
-    let window_tokens = WINDOW_BATCHES * Scorer::batch_tokens(model.weights);
+    let window_tokens = WINDOW_BATCHES * model.scorer.batch_tokens();
     let mut rows = task.read(model.prompts)?.take(usize::try_from(header.rows).unwrap_or(usize::MAX));
     let mut read = 0;
     loop {
@@ -78,6 +78,11 @@ pub(crate) fn score(
         writer.finish()?;
     }
     Ok(Some(scores))
+}
+
+/// The length of a request.
+pub(crate) fn length(request: &EncodedRequest) -> ScoredLength {
+    ScoredLength { inputs: request.tokens.len() - 1, targets: request.scored }
 }
 
 /// Some rows, encoded.
@@ -120,13 +125,9 @@ impl RowWindow {
         check: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Option<Vec<RowScores>>, TaskError> {
         let requests: Vec<&EncodedRequest> = self.rows.iter().flat_map(|(_, requests)| requests).collect();
-        let length = |request: &&EncodedRequest| ScoredLength {
-            inputs: request.tokens.len() - 1,
-            targets: request.scored,
-        };
-        let lengths: Vec<ScoredLength> = requests.iter().map(length).collect();
+        let lengths: Vec<ScoredLength> = requests.iter().copied().map(length).collect();
         let tokens_of = |item: usize| (requests[item].tokens.as_slice(), requests[item].scored);
-        let batches = Scorer::batches(model.weights, &lengths);
+        let batches = model.scorer.batches(&lengths);
         let mut rounds = rounds(&batches, exchange.rank().world_size);
         let mut scores: Vec<Option<Score>> = vec![None; requests.len()];
         let mut flying: VecDeque<Round> = VecDeque::new();

@@ -98,7 +98,14 @@ impl Blocks {
             balancing: spec.loss.balancing,
         };
         let parallel = Parallel::ALONE;
-        let spec = TrainingSpec { fp8, loss, reference: false, parallel, ..spec.with_model(model) };
+        let spec = TrainingSpec {
+            fp8,
+            loss,
+            reference: false,
+            scored: Vec::new(),
+            parallel,
+            ..spec.with_model(model)
+        };
         Blocks { spec, micro_steps }
     }
 

@@ -127,6 +127,7 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
             seed: 7,
         }),
         reference: false,
+        scored: Vec::new(),
     }
 }
 

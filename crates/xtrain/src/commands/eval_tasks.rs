@@ -43,7 +43,7 @@ fn all(args: &EvalArgs, bar: &mut Bar) -> Result<Option<(Vec<CheckedTask>, Vec<S
         [] => vec![None],
         named => named.iter().copied().map(Some).collect(),
     };
-    let mut model = NamedModel { args, opened: None, scorer: Scorer::default() };
+    let mut model = NamedModel { args, opened: None };
     let (opened, _) = model.open(precisions[0], which(args.model.step, args.model.best))?;
     let steps = match args.every_checkpoint {
         true => opened.checkpoints()?.into_iter().map(Which::Step).collect(),
@@ -86,8 +86,7 @@ fn all(args: &EvalArgs, bar: &mut Bar) -> Result<Option<(Vec<CheckedTask>, Vec<S
 /// The model of a command, opened in one precision after the other, because memory may hold no second one.
 struct NamedModel<'a> {
     args: &'a EvalArgs,
-    opened: Option<(Option<Recipe>, Which, OpenedModel)>,
-    scorer: Scorer,
+    opened: Option<(Option<Recipe>, Which, OpenedModel, Scorer)>,
 }
 
 impl NamedModel<'_> {
@@ -98,21 +97,22 @@ impl NamedModel<'_> {
         step: Which,
     ) -> Result<(&mut OpenedModel, &mut Scorer), Failure> {
         let mut reused = None;
-        if let Some((opened_in, at, mut opened)) = self.opened.take()
+        if let Some((opened_in, at, mut opened, scorer)) = self.opened.take()
             && opened_in == precision
             && (at == step || opened.read_checkpoint(step)?)
         {
-            reused = Some(opened);
+            reused = Some((opened, scorer));
         }
-        let opened = match reused {
-            Some(opened) => opened,
+        let (opened, scorer) = match reused {
+            Some(reused) => reused,
             None => {
-                self.scorer = Scorer::default();
-                open(&self.args.model.model, step, self.args.on.device, precision)?
+                let mut opened = open(&self.args.model.model, step, self.args.on.device, precision)?;
+                let scorer = Scorer::busy(&mut opened.weights);
+                (opened, scorer)
             }
         };
-        let (.., opened) = self.opened.insert((precision, step, opened));
-        Ok((opened, &mut self.scorer))
+        let (.., opened, scorer) = self.opened.insert((precision, step, opened, scorer));
+        Ok((opened, scorer))
     }
 
     fn scored<'m>(

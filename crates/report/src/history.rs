@@ -3,7 +3,7 @@
 use super::loads::Loads;
 use crate::metrics::{
     CheckpointSaved, EvalMetrics, Event, ExpertMetrics, Record, ReferenceGap, Resumed, Sample, SkippedStep,
-    SourceMetrics, StepMetrics, Warning,
+    SourceMetrics, StepMetrics, TaskMetrics, Warning,
 };
 
 /// Minimum number of step reports in the history of a run under way. At twice this number it is thinned.
@@ -30,6 +30,8 @@ pub(super) struct History {
     pub(super) samples: Vec<Sample>,
     /// In the order of their steps, and of the mixture.
     pub(super) sources: Vec<SourceMetrics>,
+    /// In the order of their steps.
+    pub(super) tasks: Vec<TaskMetrics>,
     /// Figures of the experts over all blocks.
     pub(super) experts: Vec<ExpertFigures>,
     /// Loads of the experts by block.
@@ -124,6 +126,15 @@ impl History {
                     None => self.sources.push(source.clone()),
                 }
             }
+            // Several tasks are scored after one step.
+            Event::Task(task) => {
+                cut(&mut self.tasks, step.saturating_add(1), |t| t.step);
+                let first = self.tasks.partition_point(|t| t.step < step);
+                match self.tasks[first..].iter_mut().find(|t| t.task == task.task) {
+                    Some(again) => *again = task.clone(),
+                    None => self.tasks.push(task.clone()),
+                }
+            }
             Event::Experts(metrics) => {
                 cut(&mut self.experts, step, |m| m.step);
                 self.loads.cut(step);
@@ -143,6 +154,7 @@ impl History {
                 cut(&mut self.references, lost, |r| r.step);
                 cut(&mut self.samples, lost, |s| s.step);
                 cut(&mut self.sources, lost, |s| s.step);
+                cut(&mut self.tasks, lost, |t| t.step);
                 cut(&mut self.experts, lost, |m| m.step);
                 self.loads.cut(lost);
                 cut(&mut self.warnings, lost, |w| w.step);

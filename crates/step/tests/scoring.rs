@@ -29,8 +29,8 @@ fn scores(weights: &mut Weights, items: &[(Vec<u32>, usize)]) -> Vec<Score> {
     let length =
         |(ids, targets): &(Vec<u32>, usize)| ScoredLength { inputs: ids.len() - 1, targets: *targets };
     let lengths: Vec<_> = items.iter().map(length).collect();
-    let (mut scorer, mut found) = (Scorer::default(), vec![None; items.len()]);
-    for batch in Scorer::batches(weights, &lengths) {
+    let (mut scorer, mut found) = (Scorer::busy(weights), vec![None; items.len()]);
+    for batch in scorer.batches(&lengths) {
         let flying = scorer.launch(weights, batch, |item| (&items[item].0[..], items[item].1)).expect("runs");
         for (item, score) in scorer.collect(weights, flying).expect("scores") {
             assert!(found[item].replace(score).is_none(), "item {item} twice");

@@ -6,6 +6,8 @@ use xtrain_model::Recipe;
 
 /// Name of an evaluation in the files.
 pub(super) const EVAL: &str = "eval";
+/// Name of a task's score in the files.
+pub(super) const TASK: &str = "task";
 /// Name of a sample in the files.
 pub(super) const SAMPLE: &str = "sample";
 /// Name of a source's figures in the files.
@@ -117,6 +119,25 @@ impl SourceMetrics {
     pub fn perplexity(&self) -> Option<f64> {
         self.loss.map(f64::exp)
     }
+}
+
+/// The score of a model on a task.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TaskMetrics {
+    /// Attempted steps before it.
+    pub step: u64,
+    /// The task's name.
+    pub task: String,
+    /// The task's metric.
+    pub metric: String,
+    /// The mean of the metric over the rows.
+    pub value: f64,
+    /// The ends of its 95% interval; absent with one row or one cluster.
+    pub interval: Option<[f64; 2]>,
+    /// Number of rows.
+    pub rows: u64,
+    /// The metric's mean for a model that guesses.
+    pub chance: f64,
 }
 
 /// Figures of the experts in one reported optimizer step of a mixture-of-experts model.
@@ -270,6 +291,8 @@ pub enum Event {
     Sample(Sample),
     /// The figures of a source of a mixture.
     Source(SourceMetrics),
+    /// The score on a task.
+    Task(TaskMetrics),
     /// The figures of the experts in a step.
     Experts(ExpertMetrics),
     /// Something is wrong with the run.
@@ -288,6 +311,7 @@ impl Event {
             Self::Reference(r) => r.step,
             Self::Sample(s) => s.step,
             Self::Source(s) => s.step,
+            Self::Task(m) => m.step,
             Self::Experts(m) => m.step,
             Self::Warning(w) => w.step,
         }
@@ -306,7 +330,8 @@ macro_rules! event_from {
 
 event_from!(
     StepMetrics => Step, EvalMetrics => Eval, CheckpointSaved => Checkpoint, SkippedStep => Skipped,
-    Resumed => Resumed, ReferenceGap => Reference, Sample => Sample, SourceMetrics => Source, ExpertMetrics => Experts,
+    Resumed => Resumed, ReferenceGap => Reference, Sample => Sample, SourceMetrics => Source, TaskMetrics => Task,
+    ExpertMetrics => Experts,
     Warning => Warning
 );
 

@@ -64,6 +64,17 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
                 .unwrap_or_default();
             format!("source {}{losses}{tokens}{epochs}  {}", at(source.step), printable::name(&source.name))
         }
+        Event::Task(task) => {
+            let interval = task.interval.map(|[low, high]| format!("  95% {low:.4} to {high:.4}"));
+            format!(
+                "task {}  {} {:.4}{}  {}",
+                at(task.step),
+                printable::name(&task.metric),
+                task.value,
+                interval.unwrap_or_default(),
+                printable::name(&task.task)
+            )
+        }
         Event::Experts(experts) => format!("experts {}{}", at(experts.step), expert_figures(experts)),
         Event::Warning(warning) => {
             format!("warning {}  {}", at(warning.step), printable::name(&warning.text))

@@ -31,7 +31,7 @@ pub use dropped_records::DroppedRecords;
 pub use error::MetricsError;
 pub use event::{
     CheckpointSaved, EvalMetrics, Event, ExpertMetrics, Record, ReferenceGap, Resumed, Sample, SkippedStep,
-    SourceMetrics, StepMetrics, TrainedMetrics, Warning,
+    SourceMetrics, StepMetrics, TaskMetrics, TrainedMetrics, Warning,
 };
 pub use line::line;
 pub use sink::{MetricsSink, Outputs, SinkStart};

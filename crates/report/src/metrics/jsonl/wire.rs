@@ -7,7 +7,7 @@ use xtrain_model::Recipe;
 
 use crate::metrics::event::{
     CheckpointSaved, EVAL, EvalMetrics, Event, ExpertMetrics, Record, ReferenceGap, Resumed, SAMPLE, SOURCE,
-    Sample, SkippedStep, SourceMetrics, StepMetrics, TrainedMetrics, Warning,
+    Sample, SkippedStep, SourceMetrics, StepMetrics, TASK, TaskMetrics, TrainedMetrics, Warning,
 };
 
 /// The line for `record`, without a line end.
@@ -82,6 +82,16 @@ pub fn encode(record: &Record) -> String {
             line.loss = s.loss.map(Num);
             line.perplexity = s.perplexity().map(Num);
             line.token_accuracy = s.token_accuracy.map(Num);
+        }
+        Event::Task(m) => {
+            line.kind = TASK.into();
+            line.task = Some(m.task.clone());
+            line.metric = Some(m.metric.clone());
+            line.value = Some(Num(m.value));
+            (line.low, line.high) =
+                (m.interval.map(|[low, _]| Num(low)), m.interval.map(|[_, high]| Num(high)));
+            line.rows = Some(m.rows);
+            line.chance = Some(Num(m.chance));
         }
         Event::Experts(m) => {
             line.kind = "experts".into();
@@ -170,6 +180,19 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             loss: line.optional_number("loss", line.loss)?,
             token_accuracy: line.optional_number("token_accuracy", line.token_accuracy)?,
         }),
+        TASK => {
+            let low = line.optional_number("low", line.low)?;
+            let high = line.optional_number("high", line.high)?;
+            Event::Task(TaskMetrics {
+                step,
+                task: required("task", line.task.take())?,
+                metric: required("metric", line.metric.take())?,
+                value: line.number("value", line.value)?,
+                interval: low.zip(high).map(|(low, high)| [low, high]),
+                rows: required("rows", line.rows)?,
+                chance: line.number("chance", line.chance)?,
+            })
+        }
         "experts" => {
             let blocks = required("blocks", line.blocks.take())?;
             let max_load = required("max_load", line.max_load.take())?;
@@ -227,6 +250,7 @@ line! {
     tokens: u64, epoch: Num, step_ms: Num, skipped: u64, saturated: u64, seconds_left: Num,
     balance: Num, z_loss: Num, blocks: Vec<u64>, max_load: Vec<Option<Num>>, min_tokens: Vec<u64>,
     before: Recipe, now: Recipe,
+    task: String, metric: String, value: Num, low: Num, high: Num, rows: u64, chance: Num,
     source: String, path: String, prompt: String, text: String, chat: bool,
     nonfinite: BTreeMap<String, String>,
 }

@@ -154,6 +154,7 @@ fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
         | Event::Resumed(_)
         | Event::Sample(_)
         | Event::Source(_)
+        | Event::Task(_)
         | Event::Warning(_) => Vec::new(),
     }
 }

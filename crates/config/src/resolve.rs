@@ -143,7 +143,9 @@ impl Parsed {
         let eval_every = config.eval.every(config.data.has_validation_data());
         config.eval.every = Some(eval_every);
         config.eval.tokens = Some(config.eval.tokens(config.step_tokens()));
-        config.checkpoint.keep_best.get_or_insert(eval_every != 0);
+        let best_every =
+            if config.checkpoint.is_best_of_task() { config.eval.tasks_every } else { eval_every };
+        config.checkpoint.keep_best.get_or_insert(best_every != 0);
         config.checkpoint.export_dtype.get_or_insert(match recipe {
             Recipe::Fp32 => ExportDtype::Fp32,
             _ => ExportDtype::Bf16,

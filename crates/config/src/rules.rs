@@ -516,7 +516,36 @@ fn saving_and_evaluation(config: &Config, report: &mut Report) {
             ),
         );
     }
-    if checkpoint.keep_best == Some(true) && config.eval.every(config.data.has_validation_data()) == 0 {
+    best_checkpoint(config, report);
+}
+
+/// Refuses a best checkpoint that no evaluation finds, and settings of tasks without tasks.
+fn best_checkpoint(config: &Config, report: &mut Report) {
+    let (checkpoint, eval) = (&config.checkpoint, &config.eval);
+    let is_of_task = checkpoint.is_best_of_task();
+    if !is_of_task && checkpoint.best != "loss" {
+        report.about(
+            &["checkpoint.best"],
+            format!(
+                "`best` is {:?}, which is neither \"loss\" nor \"task NAME\" with a task of `eval.tasks`",
+                checkpoint.best
+            ),
+        );
+    }
+    if eval.tasks.is_empty() {
+        if is_of_task {
+            report.about(
+                &["checkpoint.best", "eval.tasks"],
+                format!("`best` is {:?}, but `eval.tasks` names no task", checkpoint.best),
+            );
+        }
+        if eval.tasks_every > 0 || eval.tasks_limit.is_some() {
+            let keys = ["eval.tasks", "eval.tasks_every", "eval.tasks_limit"];
+            report.about(&keys, "`tasks_every` and `tasks_limit` have no effect without `tasks`".to_owned());
+        }
+    }
+    if !is_of_task && checkpoint.keep_best == Some(true) && eval.every(config.data.has_validation_data()) == 0
+    {
         report.about(
             &["checkpoint.keep_best", "eval.every", "data.held_out"],
             "`keep_best` needs evaluations during the run; set `eval.every`, or `keep_best = false`"

@@ -12,6 +12,7 @@ use xtrain_planner::error::PlanError;
 use xtrain_report::ReportError;
 use xtrain_report::metrics::MetricsError;
 use xtrain_step::error::LearnError;
+use xtrain_tasks::error::TaskError;
 
 /// Error that ends a run. [`RunError::is_users`] decides the exit code.
 #[derive(Error)]
@@ -55,6 +56,9 @@ pub enum RunError {
     /// Another process of the run failed, or could not be reached.
     #[error(transparent)]
     Ranks(#[from] CommError),
+    /// A score that is not a finite number.
+    #[error(transparent)]
+    Task(TaskError),
     /// Anything else that the user can fix: the problem and the remedy.
     #[error("{0}")]
     Refused(String),
@@ -76,6 +80,19 @@ impl From<PlanError> for RunError {
     }
 }
 
+impl From<TaskError> for RunError {
+    fn from(error: TaskError) -> RunError {
+        match error {
+            TaskError::Data(error) => RunError::Data(error),
+            TaskError::Report(error) => RunError::Report(error),
+            TaskError::Learn(error) => RunError::Learn(error),
+            TaskError::Ranks(error) => RunError::Ranks(error),
+            TaskError::Refused(text) => RunError::Refused(text),
+            TaskError::NotFinite { .. } => RunError::Task(error),
+        }
+    }
+}
+
 impl RunError {
     /// True if the user can fix it: exit code 2; otherwise 1.
     pub fn is_users(&self) -> bool {
@@ -84,6 +101,7 @@ impl RunError {
             RunError::Learn(e) => e.is_users(),
             RunError::Checkpoint(e) => e.is_users(),
             RunError::Ranks(e) => e.is_users(),
+            RunError::Task(e) => e.is_users(),
             _ => true,
         }
     }

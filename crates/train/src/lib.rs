@@ -28,4 +28,5 @@ pub mod source;
 pub mod spec;
 pub mod state_io;
 pub mod static_scales;
+mod tasks;
 pub mod texts;

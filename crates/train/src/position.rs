@@ -4,6 +4,7 @@ use crate::error::RunError;
 use crate::evaluate::{SourceTally, Tally};
 use crate::folder::RunFolder;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use xtrain_checkpoint::{Checkpoint, CheckpointStore};
 use xtrain_config::{Config, PrecisionConfig};
 use xtrain_data::{Loader, LoaderState};
@@ -23,7 +24,7 @@ pub(crate) struct Position {
     pub saturated: u64,
     /// Wall time in training steps.
     pub train_seconds: f64,
-    /// Step and loss of the best evaluation whose state was saved.
+    /// Step and loss, or score on the task of `checkpoint.best`, of the best evaluation whose state was saved.
     pub best: Option<(u64, f64)>,
     /// The evaluation after this step, if the run was stopped during it.
     #[serde(default)]
@@ -31,6 +32,12 @@ pub(crate) struct Position {
     /// True if the weights before the first step were evaluated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub evaluated_initial: bool,
+    /// True if tasks are still to be scored after this step.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tasks_due: bool,
+    /// Hashes of the tasks that the run scores, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub task_hashes: BTreeMap<String, String>,
     /// The reference segment in progress.
     #[serde(default)]
     pub reference: Option<Segment>,

@@ -8,6 +8,7 @@ use crate::paths::Sources;
 use crate::questions;
 use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
 use crate::static_scales;
+use crate::tasks;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -74,10 +75,11 @@ pub(crate) fn plan_sources(
     let model = init.as_ref().map(|hf| hf.model);
     // A run keeps what its conversations added, which may be gone.
     let saved = (model.is_some() && config.data.today.is_some()).then(|| saved_tokenizer(parsed)).flatten();
-    let own = (saved.is_none() && !config.eval.chats.is_empty()).then(|| saved_tokenizer(parsed)).flatten();
+    let asks = !(config.eval.chats.is_empty() && config.eval.tasks.is_empty());
+    let own = (saved.is_none() && asks).then(|| saved_tokenizer(parsed)).flatten();
     let known = saved.as_ref().or(own.as_ref()).or(grown.as_ref().map(|(tokenizer, _)| tokenizer));
     let asked = questions::planned(sources, known, shards.as_ref())?;
-    let growth = grown.map(|(_, growth)| growth).unwrap_or_default();
+    let growth = grown.as_ref().map(|(_, growth)| growth.clone()).unwrap_or_default();
     let facts = Facts {
         init: model.map(|model| match &saved {
             Some(tokenizer) => growth::resumed_model(model, tokenizer),
@@ -85,7 +87,7 @@ pub(crate) fn plan_sources(
         }),
         init_balance_loss: init.as_ref().and_then(|hf| hf.balance_loss),
         tokenizer_vocab_size: vocabulary.size,
-        shards: shards.map(|dataset| dataset.name().to_owned()),
+        shards: shards.as_ref().map(|dataset| dataset.name().to_owned()),
         recipe: Some(target.recipe()),
         epoch_tokens: config.train.epochs.and_then(|_| known_epoch_tokens(sources)),
         world_size: Some(rank.world_size),
@@ -93,7 +95,9 @@ pub(crate) fn plan_sources(
         chat_date: sources.chat_date()?,
     };
     let planned = planned_for(parsed.resolve(&facts)?, rank)?;
-    questions::check_lengths(asked.iter().map(Vec::len), planned.spec.model.context())?;
+    let context = planned.spec.model.context();
+    questions::check_lengths(asked.iter().map(Vec::len), context)?;
+    let planned = planned.with_scored(tasks::planned(sources, known, shards.as_ref(), context)?);
     let growth = growth::in_words(&growth, model.as_ref());
     Ok(Planned { vocabulary_bound: vocabulary.bound, growth, ..planned })
 }

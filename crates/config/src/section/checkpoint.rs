@@ -18,15 +18,31 @@ section! {
         /// `every`; 0 keeps none.
         #[schemars(extend("x-unit" = "steps"))]
         pub keep_every: u64 = 0,
-        /// Also keeps the checkpoint with the lowest validation loss; `--best` uses it. An evaluation that
-        /// finds a lower loss saves a checkpoint if its step is saved anyway, or if at least `every` steps
-        /// have passed since the last best one.
-        #[schemars(extend("x-default" = "true if `eval.every` is not 0"))]
+        /// Also keeps the checkpoint that is the best by `best`; `--best` uses it. An evaluation that finds a
+        /// better one saves a checkpoint if its step is saved anyway, or if at least `every` steps have
+        /// passed since the last best one.
+        #[schemars(extend("x-default" = "true if such evaluations are made during the run"))]
         pub keep_best: Option<bool> = None,
+        /// The best checkpoint has the lowest validation loss (`"loss"`), or the best score on one of
+        /// `eval.tasks` (`"task NAME"`).
+        #[schemars(extend("x-example" = "task names"))]
+        pub best: String = "loss".to_owned(),
         /// Also exports the last state as a Hugging Face folder, `hf/` in the run folder.
         pub export_hf: bool = true,
         /// Format of the exported weights.
         #[schemars(extend("x-default" = "\"fp32\" with recipe \"fp32\", else \"bf16\""))]
         pub export_dtype: Option<ExportDtype> = None,
+    }
+}
+
+impl CheckpointConfig {
+    /// True if the best checkpoint is that of a task.
+    pub fn is_best_of_task(&self) -> bool {
+        self.best_task().is_some()
+    }
+
+    /// The task by whose score the best checkpoint is chosen; `None` if it is chosen by the loss.
+    pub fn best_task(&self) -> Option<&str> {
+        self.best.strip_prefix("task ")
     }
 }

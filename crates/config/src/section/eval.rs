@@ -24,6 +24,16 @@ section! {
         /// Answers each of these questions after the last step (docs/chat.md).
         #[schemars(extend("x-example" = ["Who are you?"]))]
         pub chats: Vec<String> = Vec::new(),
+        /// Scores the model on these tasks after the last step (docs/evaluation.md).
+        #[schemars(extend("x-example" = ["tasks/names.toml"]))]
+        pub tasks: Vec<String> = Vec::new(),
+        /// Also scores the tasks every this many steps. 0 does not.
+        #[schemars(extend("x-unit" = "steps"))]
+        pub tasks_every: u64 = 0,
+        /// Scores only so many rows of each task, the first ones.
+        #[schemars(range(min = 1))]
+        #[schemars(extend("x-unit" = "rows", "x-default" = "all"))]
+        pub tasks_limit: Option<u64> = None,
         /// Longest continuation or answer.
         #[schemars(range(min = 1, max = 1_073_741_824))]
         #[schemars(extend("x-unit" = "tokens"))]

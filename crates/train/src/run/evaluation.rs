@@ -31,19 +31,46 @@ impl Run {
         watch: &mut Watch<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Option<Outcome>, RunError> {
-        if self.position.evaluation.is_none() {
+        if self.position.evaluation.is_none() && !self.position.tasks_due {
             return Ok(None);
         }
         if self.position.step == self.schedule.steps() {
             watch.lift_limit();
         }
-        if let Some(outcome) = self.evaluate(watch, observer)? {
+        if let Some(outcome) = self.evaluate_and_score(watch, observer)? {
             return Ok(Some(outcome));
         }
         // The checkpoint of this step still records the evaluation as due.
         self.checkpoints.outdate();
         self.save(watch, observer)?;
         Ok(None)
+    }
+
+    /// Runs the evaluation that is due, then scores the tasks that are. Returns the outcome if the run is
+    /// stopped meanwhile.
+    pub(super) fn evaluate_and_score(
+        &mut self,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Outcome>, RunError> {
+        match self.evaluate(watch, observer)? {
+            None => self.score_tasks(watch, observer),
+            outcome => Ok(outcome),
+        }
+    }
+
+    /// Ends an evaluation that was cut: the next process makes the rest. Returns how the run ends; `request`
+    /// is that of this rank, and one of the others may have asked for it.
+    pub(super) fn cut_evaluation(
+        &mut self,
+        request: Option<Outcome>,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, RunError> {
+        let is_stopped = self.process_group.any(request.is_some_and(|own| own != Outcome::TimeLimit))?;
+        self.checkpoints.outdate();
+        self.save(watch, observer)?;
+        Ok(if is_stopped { Outcome::Stopped } else { Outcome::TimeLimit })
     }
 
     /// Runs the evaluation that is due, or the rest of it. If the run is asked to stop meanwhile, it saves
@@ -77,15 +104,9 @@ impl Run {
         let ended = evaluator.add(weights, &validation, &mut tally, &self.process_group, &mut check);
         let ended = ended.map_err(|error| exchange_error(self.position.step, "evaluation", error))?;
         if ended.is_break() {
-            // One of the other ranks may have asked for it.
-            let is_stopped =
-                self.process_group.any(stop_request.is_some_and(|request| request != Outcome::TimeLimit))?;
-            let ended = Some(if is_stopped { Outcome::Stopped } else { Outcome::TimeLimit });
             // JSON has no infinities: such a sum is computed again.
             self.position.evaluation = Some(if tally.is_finite() { tally } else { Tally::default() });
-            self.checkpoints.outdate();
-            self.save(watch, observer)?;
-            return Ok(ended);
+            return self.cut_evaluation(stop_request, watch, observer).map(Some);
         }
         if !self.evaluation.entropy_is_known {
             // Once per process, because the run file may name other data by now.
@@ -103,7 +124,7 @@ impl Run {
         if let Some(text) = self.position.divergence.evaluated(loss, self.position.step) {
             self.warn_of_divergence(self.position.step, text, observer)?;
         }
-        if self.is_best(loss) {
+        if !self.config.checkpoint.is_best_of_task() && self.is_best(loss, true) {
             self.position.best = Some((self.position.step, loss));
             self.save(watch, observer)?;
         }
@@ -175,14 +196,16 @@ impl Run {
         sources.into_iter().try_for_each(|source| self.record(source, observer))
     }
 
-    /// True if the evaluated state is to be saved as the best: its loss is the lowest so far, and either this
-    /// step is saved anyway or `checkpoint.every` steps have passed since the last best. Without that
-    /// interval, a run that improves fast would save at nearly every evaluation.
-    fn is_best(&self, loss: f64) -> bool {
+    /// True if the evaluated state is to be saved as the best: its loss or score, as `checkpoint.best` says,
+    /// is the best so far, and either this step is saved anyway or `checkpoint.every` steps have passed since
+    /// the last best. Without that interval, a run that improves fast would save at nearly every evaluation.
+    pub(super) fn is_best(&self, value: f64, is_lower_better: bool) -> bool {
         let (step, every) = (self.position.step, self.config.checkpoint.every);
-        let (last, lowest) = self.position.best.unwrap_or((0, f64::INFINITY));
+        let worst = if is_lower_better { f64::INFINITY } else { f64::NEG_INFINITY };
+        let (last, best) = self.position.best.unwrap_or((0, worst));
+        let is_better = if is_lower_better { value < best } else { value > best };
         let is_saved_anyway = step > 0 && (is_due(step, every) || step == self.schedule.steps());
         let is_in_turn = every > 0 && step - last >= every;
-        self.config.checkpoint.keep_best == Some(true) && loss < lowest && (is_saved_anyway || is_in_turn)
+        self.config.checkpoint.keep_best == Some(true) && is_better && (is_saved_anyway || is_in_turn)
     }
 }

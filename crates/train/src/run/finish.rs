@@ -80,7 +80,8 @@ impl Run {
     fn report_end(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
         if let Some((step, loss)) = self.position.best {
             let path = self.folder.checkpoints().join(format!("step-{step}"));
-            let worse = match self.position.divergence.is_above(loss) {
+            let task = self.config.checkpoint.best_task();
+            let worse = match task.is_none() && self.position.divergence.is_above(loss) {
                 true => {
                     format!(
                         " (worse than guessing, {:.4}: the run diverged)",
@@ -89,7 +90,8 @@ impl Run {
                 }
                 false => String::new(),
             };
-            observer.wrote(&format!("best checkpoint, validation loss {loss:.4}{worse}"), &path);
+            let name = task.map_or("validation loss".to_owned(), |task| format!("score on {task}"));
+            observer.wrote(&format!("best checkpoint, {name} {loss:.4}{worse}"), &path);
         }
         // A page that is still being drawn would replace the last one.
         self.reports.live = None;
@@ -183,7 +185,11 @@ impl Run {
             train_seconds: Some(self.position.train_seconds),
             unigram_entropy: self.position.unigram_entropy,
             best_step: self.position.best.map(|(step, _)| step),
-            best_loss: self.position.best.map(|(_, loss)| loss),
+            best_loss: self
+                .position
+                .best
+                .filter(|_| !self.config.checkpoint.is_best_of_task())
+                .map(|(_, loss)| loss),
             outcome: Some(match outcome {
                 Some(Outcome::Finished | Outcome::FinishedBefore { .. }) => "finished".into(),
                 Some(Outcome::Stopped) => "stopped on request".into(),

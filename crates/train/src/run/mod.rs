@@ -9,6 +9,7 @@
 //! <out>/metrics.jsonl    every reported step and event
 //! <out>/events.out.*     the same for TensorBoard
 //! <out>/checkpoints/     step-N/ with the state, complete or absent
+//! <out>/scores/          the numbers of each row of tasks
 //! <out>/hf/              the last state as a Hugging Face folder
 //! <out>/sample.txt       the samples generated at the end
 //! <out>/summary.json     facts about the run for the report
@@ -35,6 +36,7 @@ mod settings;
 mod setup;
 mod snapshot;
 mod steps;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod together;
@@ -57,6 +59,7 @@ use reporting::Reports;
 use snapshot::CheckpointWriter;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
+use tasks::RunTasks;
 use together::Together;
 use watch::Watch;
 use xtrain_config::{Config, Parsed};
@@ -130,6 +133,7 @@ struct Run {
     learner: Learner,
     checkpoints: CheckpointWriter,
     evaluation: Evaluation,
+    tasks: RunTasks,
     reports: Reports,
     /// Metadata of the exported Hugging Face folder.
     identity: exchange::Identity,

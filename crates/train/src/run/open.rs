@@ -13,6 +13,7 @@ use super::saturation::Saturation;
 use super::settings::Settings;
 use super::setup::{Loaded, Setup};
 use super::snapshot::CheckpointWriter;
+use super::tasks::{RunTasks, check_hashes};
 use super::together::Together;
 use super::{Run, choices};
 use crate::error::RunError;
@@ -51,8 +52,10 @@ pub(super) fn open(
     let processor = stages.on_all_ranks("processor", || setup.processor())?;
     let early = stages.on_rank_0("plan before text", || setup.check_before_text(&processor))?.flatten();
     let corpus = stages.on_all_ranks("data", || setup.data(observer, time_is_up))?;
+    let tasks = stages.on_all_ranks("tasks", || setup.tasks(&corpus.tokenizer))?;
     let prompts = stages.on_all_ranks("prompts", || setup.prompts(&corpus.tokenizer))?;
-    let (planned, steps) = stages.on_all_ranks("plan", || setup.plan(&corpus, hf.as_ref(), &processor))?;
+    let (planned, steps) =
+        stages.on_all_ranks("plan", || setup.plan(&corpus, &tasks, hf.as_ref(), &processor))?;
     stages.on_all_ranks("questions", || check_chats(&prompts, planned.spec.model.context()))?;
     let command = setup.command();
     let config = &planned.resolved.config;
@@ -71,7 +74,7 @@ pub(super) fn open(
         process_group.compare(&Facts::collect(&config, &spec, &corpus, &processor)?, &processor)
     })?;
     let loaded = stages.on_all_ranks("programs", || setup.load(spec, &config, processor, &corpus))?;
-    let Loaded { mut learner, evaluator, state_copy, hardware, recorded } = loaded;
+    let Loaded { mut learner, evaluator, scorer, state_copy, hardware, recorded } = loaded;
     let is_resumed = setup.resumed().is_some();
     if !is_resumed {
         stages.on_all_ranks("initial weights", || setup.initial_weights(&mut learner, &config))?;
@@ -83,6 +86,7 @@ pub(super) fn open(
     report_lines.iter().for_each(|line| tracing::info!("{line}"));
     let mut position = stages
         .on_all_ranks("position", || setup.restore(&mut learner, &mut checkpoints, &corpus, &config))?;
+    stages.on_all_ranks("hashes of tasks", || check_hashes(&tasks, &mut position))?;
     // The run file may request fewer steps than the run has made.
     let steps = steps.max(position.step);
     stages.on_rank_0("first files", || setup.write_beginning(&config, steps, &corpus))?;
@@ -113,6 +117,7 @@ pub(super) fn open(
         learner,
         position,
         checkpoints,
+        tasks: RunTasks { tasks, scorer, channel: process_group.channel() },
         evaluation: Evaluation { evaluator, entropy_is_known: false, prompts },
         reports: Reports { config_text, sink, live, hardware, saturation: Saturation::default() },
         identity,

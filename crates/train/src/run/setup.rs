@@ -11,7 +11,7 @@ use crate::folder::RunFolder;
 use crate::growth;
 use crate::paths::Sources;
 use crate::process_group::ProcessGroup;
-use crate::{exchange, position, run_file, source, static_scales};
+use crate::{exchange, position, run_file, source, static_scales, tasks};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -26,7 +26,9 @@ use xtrain_runtime::Checks;
 use xtrain_step::engine::Processor;
 use xtrain_step::error::LearnError;
 use xtrain_step::learner::Learner;
+use xtrain_step::scoring::Scorer;
 use xtrain_step::training_spec::TrainingSpec;
+use xtrain_tasks::CheckedTask;
 
 /// Advice for a run that does not fit into memory.
 const MEMORY_ADVICE: &str =
@@ -136,6 +138,7 @@ impl<'a> Setup<'a> {
     pub(super) fn plan(
         &self,
         corpus: &Corpus,
+        tasks: &[CheckedTask],
         hf: Option<&HfConfig>,
         processor: &Processor,
     ) -> Result<(Planned, u64), RunError> {
@@ -160,13 +163,15 @@ impl<'a> Setup<'a> {
                 None => Some(processor.target().recipe()),
             },
             world_size: Some(process_group.rank().world_size),
-            chat_date: corpus
-                .has_chat
+            chat_date: (corpus.has_chat || tasks.iter().any(|task| task.task.is_chat()))
                 .then(|| self.sources.today())
                 .transpose()?
                 .map(|date| date.to_string()),
         };
-        let mut planned = planned_for(parsed.resolve(&facts)?, process_group.rank())?;
+        let planned = planned_for(parsed.resolve(&facts)?, process_group.rank())?;
+        let context = planned.spec.model.context();
+        let scored = tasks::shapes(tasks, &self.sources, &corpus.tokenizer, context)?;
+        let mut planned = planned.with_scored(scored);
         let config = &mut planned.resolved.config;
         // A recorded configuration must not start programs.
         config.log.command = Vec::new();
@@ -236,7 +241,12 @@ impl<'a> Setup<'a> {
                 }
                 None => None,
             };
-            Ok(Loaded { learner, evaluator, state_copy, hardware, recorded })
+            let mut scorer = Scorer::new(learner.spec().scored_tokens());
+            for shape in learner.spec().scored.clone() {
+                let prepared = scorer.prepare(learner.weights(), shape);
+                prepared.map_err(|e| e.advising(MEMORY_ADVICE))?;
+            }
+            Ok(Loaded { learner, evaluator, scorer, state_copy, hardware, recorded })
         };
         process_group.after_first(work, |loaded: &mut Loaded| {
             let mut choices = loaded.recorded.clone();
@@ -292,6 +302,8 @@ pub(super) struct Loaded {
     pub(super) learner: Learner,
     /// For validation data, if there are any.
     pub(super) evaluator: Option<Evaluator>,
+    /// For tasks.
+    pub(super) scorer: Scorer,
     pub(super) state_copy: Option<StateCopy>,
     pub(super) hardware: Hardware,
     /// The algorithms recorded so far.

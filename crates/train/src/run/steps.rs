@@ -37,6 +37,8 @@ struct Due {
     /// True for the last step of the run.
     last: bool,
     evaluate: bool,
+    /// True if tasks are scored.
+    score: bool,
     /// End of the run after it, if it ends early.
     ended: Option<Outcome>,
     /// True if the results of all steps are needed, because the state is about to be read.
@@ -146,6 +148,7 @@ impl Run {
             true => self.config.eval.at_end,
             false => is_due(step, self.config.eval.every.unwrap_or(0)),
         };
+        let score = !self.tasks.tasks.is_empty() && (last || is_due(step, self.config.eval.tasks_every));
         let ended = match self.process_group.is_alone() {
             true => watch.ended(watch.step + self.saving(watch)),
             false => self.agreed_end(watch)?,
@@ -154,11 +157,12 @@ impl Run {
         let traced = self.profiler.as_ref().is_some_and(|profiler| profiler.acts(step));
         let all_results = last
             || evaluate
+            || score
             || traced
             || ended.is_some()
             || self.is_reference_due(step)
             || is_due(step, self.config.checkpoint.every);
-        Ok(Due { last, evaluate, ended, all_results })
+        Ok(Due { last, evaluate, score, ended, all_results })
     }
 
     /// Collects the finished steps, oldest first. Each gets its share of the time since the last ones.
@@ -208,13 +212,14 @@ impl Run {
         watch: &mut Watch<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Option<Outcome>, RunError> {
-        let Due { last, evaluate, mut ended, .. } = due;
+        let Due { last, evaluate, score, mut ended, .. } = due;
         if self.checkpoints.is_written() {
             self.settle(watch, observer)?;
         }
-        if evaluate {
-            self.position.evaluation = Some(Tally::default());
-            let cut = match self.evaluate(watch, observer)? {
+        if evaluate || score {
+            self.position.evaluation = evaluate.then(Tally::default);
+            self.position.tasks_due = score;
+            let cut = match self.evaluate_and_score(watch, observer)? {
                 // Nothing but the end is left, and the state is saved.
                 Some(Outcome::TimeLimit) if last => self.complete_evaluation(watch, observer)?,
                 cut => cut,

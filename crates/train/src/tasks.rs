@@ -1,0 +1,101 @@
+//! The tasks of `eval.tasks`.
+
+use crate::error::RunError;
+use crate::growth;
+use crate::paths::Sources;
+use std::collections::BTreeSet;
+use std::path::Path;
+use xtrain_data::chat::ChatPrompts;
+use xtrain_data::task::Task;
+use xtrain_data::{Dataset, Tokenizer};
+use xtrain_step::scoring::ScoredShape;
+use xtrain_tasks::CheckedTask;
+
+/// Opens the tasks and reads all of their rows.
+///
+/// # Errors
+/// A task that is wrong; two of one name; `checkpoint.best` names none of them.
+pub(crate) fn checked(sources: &Sources<'_>, tokenizer: &Tokenizer) -> Result<Vec<CheckedTask>, RunError> {
+    let tasks = opened(sources)?;
+    let limit = sources.config.eval.tasks_limit;
+    let prompts = prompts(sources, tokenizer, tasks.iter())?;
+    let checked = tasks.into_iter().map(|task| CheckedTask::new(task, prompts.as_ref(), limit));
+    Ok(checked.collect::<Result<_, _>>()?)
+}
+
+/// The shapes of the requests of tasks, for a model that reads `context` tokens.
+///
+/// # Errors
+/// A row that cannot be encoded.
+pub(crate) fn shapes(
+    tasks: &[CheckedTask],
+    sources: &Sources<'_>,
+    tokenizer: &Tokenizer,
+    context: usize,
+) -> Result<Vec<ScoredShape>, RunError> {
+    let prompts = prompts(sources, tokenizer, tasks.iter().map(|task| &task.task))?;
+    let mut shapes = BTreeSet::new();
+    for task in tasks {
+        shapes.extend(task.shapes(tokenizer, prompts.as_ref(), context)?);
+    }
+    Ok(shapes.into_iter().collect())
+}
+
+/// The shapes before the data of a run is opened, as [`shapes`], with the tokenizer that is `known`, or that
+/// of the configuration or of `shards`. If it is learned from the text, there are none, and rows in a chat
+/// template are not read.
+///
+/// # Errors
+/// Those of [`checked`] and [`shapes`].
+pub(crate) fn planned(
+    sources: &Sources<'_>,
+    known: Option<&Tokenizer>,
+    shards: Option<&Dataset>,
+    context: usize,
+) -> Result<Vec<ScoredShape>, RunError> {
+    if sources.config.eval.tasks.is_empty() {
+        return Ok(Vec::new());
+    }
+    let own = if known.is_some() { None } else { growth::known_tokenizer(sources, shards)? };
+    let Some(tokenizer) = known.or(own.as_ref()) else {
+        let limit = sources.config.eval.tasks_limit;
+        for task in opened(sources)?.into_iter().filter(|task| !task.is_chat()) {
+            CheckedTask::new(task, None, limit)?;
+        }
+        return Ok(Vec::new());
+    };
+    shapes(&checked(sources, tokenizer)?, sources, tokenizer, context)
+}
+
+/// The chat template of the run, if one of the tasks is rendered in one.
+pub(crate) fn prompts<'t, 'a>(
+    sources: &Sources<'_>,
+    tokenizer: &'t Tokenizer,
+    mut tasks: impl Iterator<Item = &'a Task>,
+) -> Result<Option<ChatPrompts<'t>>, RunError> {
+    if !tasks.any(Task::is_chat) {
+        return Ok(None);
+    }
+    let prompts = ChatPrompts::new(tokenizer, &sources.run_chat_options(tokenizer)?);
+    prompts.map(Some).map_err(|error| RunError::Refused(format!("[eval] `tasks`: {error}")))
+}
+
+fn opened(sources: &Sources<'_>) -> Result<Vec<Task>, RunError> {
+    let eval = &sources.config.eval;
+    let open = |path: &String| Task::open(sources.located(Path::new(path)));
+    let tasks = eval.tasks.iter().map(open).collect::<Result<Vec<Task>, _>>()?;
+    let mut names = BTreeSet::new();
+    if let Some(twice) = tasks.iter().find(|task| !names.insert(task.name())) {
+        return Err(RunError::Refused(format!(
+            "[eval] `tasks` has two tasks named {}; give one of them another `name`",
+            twice.name()
+        )));
+    }
+    match sources.config.checkpoint.best_task().filter(|best| !names.contains(best)) {
+        Some(best) => Err(RunError::Refused(format!(
+            "[checkpoint] `best` names the task {best:?}, but those of `eval.tasks` are {}",
+            names.into_iter().collect::<Vec<_>>().join(", ")
+        ))),
+        None => Ok(tasks),
+    }
+}

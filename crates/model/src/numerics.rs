@@ -115,6 +115,11 @@ impl Numerics {
         Some(operands.map(|cast| Quantization { pow2_scales: pow2(cast), ..cast }))
     }
 
+    /// True if tokens of a batch share scales in the forward, so that a result depends on its neighbours.
+    pub fn shares_scales(&self) -> bool {
+        self.operands(LinearGemm::Fprop).is_some_and(|[input, _]| input.scaling == Scaling::Tensor)
+    }
+
     /// The casts of a GEMM's operands that are measured under an FP8 recipe: not those of routers.
     pub fn measured(&self, origin: &Origin, gemm: LinearGemm) -> Option<[Quantization; 2]> {
         self.operands(gemm).filter(|_| *origin.site != *ROUTER)

@@ -49,7 +49,7 @@ impl ScoredModel<'_> {
     /// # Errors
     /// Weights that cannot be read; the run has ended.
     pub fn hash(&mut self, exchange: &Exchange<'_>) -> Result<String, TaskError> {
-        model_hash(self.weights, self.tokenizer, exchange)
+        model_hash(self.weights, self.tokenizer, self.scorer.batch_tokens(), exchange)
     }
 
     /// The first line of the file of its scores on a task.

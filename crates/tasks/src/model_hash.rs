@@ -4,18 +4,21 @@ use crate::error::TaskError;
 use crate::exchange::Exchange;
 use xtrain_data::Tokenizer;
 use xtrain_program::StateKind;
+use xtrain_step::error::LearnError;
 use xtrain_step::layout::is_saved;
 use xtrain_step::weights::Weights;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// The hash of all that scores of a model depend on, in hexadecimal: the masters, the architecture, the
-/// numerics and the tokenizer. It does not depend on the number of ranks. All ranks call it.
+/// numerics with delayed scales, the tokenizer, and the size of batches if their tokens share scales. It does not depend on the
+/// number of ranks. All ranks call it.
 ///
 /// # Errors
 /// Weights that cannot be read; the run has ended.
 pub(crate) fn model_hash(
     weights: &mut Weights,
     tokenizer: &Tokenizer,
+    batch_tokens: usize,
     exchange: &Exchange<'_>,
 ) -> Result<String, TaskError> {
     let mut sum = 0_u64;
@@ -36,8 +39,19 @@ pub(crate) fn model_hash(
         });
         sum = hashes.fold(sum, u64::wrapping_add);
     }
+    // A run with delayed scales has them in its engine, a checkpoint that is opened has not (docs/numerics.md).
+    for scale in weights.engine().state_entries() {
+        if scale.kind == StateKind::Scale && exchange.rank().is_first() {
+            let bytes = weights.engine().read_state(scale.kind, &scale.name).map_err(LearnError::from)?;
+            if bytes.iter().any(|&byte| byte != 0) {
+                sum = sum.wrapping_add(xxh3_64_with_seed(&bytes, xxh3_64(scale.name.as_bytes())));
+            }
+        }
+    }
     let sums = exchange.all(vec![sum])?;
     let sum = sums.iter().flatten().fold(0, |sum, of_rank| of_rank.wrapping_add(sum));
-    let rest = format!("{sum:x} {:?} {:?} {}", weights.model(), weights.numerics(), tokenizer.hash_hex());
+    let batch = weights.numerics().shares_scales().then_some(batch_tokens);
+    let (model, numerics, tokenizer) = (weights.model(), weights.numerics(), tokenizer.hash_hex());
+    let rest = format!("{sum:x} {model:?} {numerics:?} {tokenizer} {batch:?}");
     Ok(format!("{:016x}", xxh3_64(rest.as_bytes())))
 }

@@ -38,6 +38,8 @@ pub struct OpenedModel {
     pub export_dtype: ExportDtype,
     /// Length of the sequences that it was trained on, if the model is from a run.
     pub seq_len: Option<usize>,
+    /// Tokens of a micro-batch of the run, if the model is from one.
+    pub batch_tokens: Option<usize>,
     /// The run, if the model is from one.
     pub(crate) run: Option<RunOrigin>,
 }
@@ -162,6 +164,7 @@ pub fn open(
         step: None,
         document_mask: false,
         seq_len: None,
+        batch_tokens: None,
         export_dtype,
         run: None,
     })
@@ -227,6 +230,7 @@ fn open_run(
         step: Some(checkpoint.step()),
         document_mask: planned.spec.document_mask,
         seq_len: Some(planned.spec.batch.seq_len),
+        batch_tokens: Some(planned.spec.scored_tokens()),
         export_dtype: exchange::export_options(&planned.resolved.config).dtype,
         run: Some(RunOrigin {
             loader: position::loader_state(&checkpoint)?,

@@ -107,7 +107,12 @@ impl NamedModel<'_> {
             Some(reused) => reused,
             None => {
                 let mut opened = open(&self.args.model.model, step, self.args.on.device, precision)?;
-                let scorer = Scorer::busy(&mut opened.weights);
+                // Where tokens share scales, the scores are to be those of the run's own evaluation.
+                let shares_scales = opened.weights.numerics().shares_scales();
+                let scorer = match opened.batch_tokens.filter(|_| shares_scales) {
+                    Some(tokens) => Scorer::new(tokens),
+                    None => Scorer::busy(&mut opened.weights),
+                };
                 (opened, scorer)
             }
         };

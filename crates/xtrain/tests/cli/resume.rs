@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Records of a step or an evaluation that do not depend on the clock.
 pub(crate) fn recorded(place: &Place, out: &str) -> Vec<Value> {
     let lasting = place.metrics(out).into_iter().filter(|line| {
-        ["step", "eval", "skipped", "reference"].contains(&line["kind"].as_str().unwrap_or(""))
+        ["step", "eval", "skipped", "reference", "task"].contains(&line["kind"].as_str().unwrap_or(""))
     });
     let keys = [
         "kind",
@@ -23,6 +23,8 @@ pub(crate) fn recorded(place: &Place, out: &str) -> Vec<Value> {
         "epoch",
         "skipped",
         "bits_per_byte",
+        "task",
+        "value",
     ];
     lasting.map(|line| json!(keys.map(|key| line[key].clone()))).collect()
 }

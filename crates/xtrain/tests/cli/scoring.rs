@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 const WORDS: [&str; 8] = ["river", "ran", "under", "stone", "bridge", "nobody", "sea", "again"];
 
 /// Questions with two to four choices, in clusters of two.
-fn choices(dice: &mut Dice, rows: usize) -> String {
+pub(crate) fn choices(dice: &mut Dice, rows: usize) -> String {
     let row = |row: usize| {
         let query = [WORDS[dice.below(8)], WORDS[dice.below(8)]].join(" ");
         let choices: Vec<String> = (0..2 + dice.below(3)).map(|n| format!("{} {n}", WORDS[n])).collect();
@@ -19,7 +19,7 @@ fn choices(dice: &mut Dice, rows: usize) -> String {
     (0..rows).map(row).collect()
 }
 
-fn continuations(dice: &mut Dice, rows: usize) -> String {
+pub(crate) fn continuations(dice: &mut Dice, rows: usize) -> String {
     let row = |_| {
         let [context, continuation] = [WORDS[dice.below(8)], WORDS[dice.below(8)]];
         json!({"context": context, "continuation": continuation}).to_string() + "\n"
@@ -41,7 +41,7 @@ fn json_lines(text: &str) -> Vec<Value> {
 }
 
 /// The files of scores in a folder, with the names of their tasks.
-fn files(place: &Place, folder: &str) -> Vec<String> {
+pub(crate) fn files(place: &Place, folder: &str) -> Vec<String> {
     let of_task = |task: String| {
         let names = place.names(&format!("{folder}/{task}"));
         names.into_iter().map(move |name| format!("{task}/{name}"))

@@ -2,13 +2,17 @@
 
 mod common;
 
-use common::{built, engine, mixture, small, small_model, wide};
+use common::{built, engine, mixture, small, small_model, spec, wide};
 use xtrain_model::decoder::{Balancing, Batch, Context, io};
 use xtrain_model::{Architecture, Description, Family, Fp8Overrides, Numerics, Recipe};
+use xtrain_program::Program;
 use xtrain_runtime::Part;
+use xtrain_step::engine::Target;
 use xtrain_step::layout::Layout;
+use xtrain_step::learner::Learner;
 use xtrain_step::programs;
-use xtrain_step::scoring::{Score, ScoredLength, Scorer};
+use xtrain_step::scoring::{Score, ScoredLength, ScoredShape, Scorer};
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_step::weights::Weights;
 use xtrain_tensor::Philox;
 
@@ -137,5 +141,29 @@ fn a_score_does_not_depend_on_the_sequences_beside_it() {
         }
         let many: Vec<_> = (0..150).map(|n| (tokens(20, 48, n), 2)).chain([items[3].clone()]).collect();
         assert_eq!(scores(&mut weights, &many)[150], together[3], "{recipe:?}");
+    }
+}
+
+#[test]
+fn a_step_that_scores_allocates_what_is_planned() {
+    let target = match std::env::var("XTRAIN_TEST_DEVICE").as_deref() {
+        Ok("cuda") => Target::Cuda,
+        _ => Target::Cpu,
+    };
+    for recipe in [Recipe::Fp32, Recipe::Fp8Block] {
+        let lengths = [(17, 1), (60, 40), (9, 8)].map(|(inputs, targets)| ScoredLength { inputs, targets });
+        let scored = lengths.map(ScoredShape::of).to_vec();
+        let spec =
+            TrainingSpec { recipe, scored, ..spec(small_model(), Batch { sequences: 4, seq_len: 16 }) };
+        let training = programs::training(&spec).expect("a program");
+        let refresh = programs::refresh(&training).expect("a program");
+        let scores = programs::scored(&spec).expect("programs");
+        let all: Vec<&Program> = [&refresh, &training].into_iter().chain(&scores).collect();
+        let mut learner = Learner::new(engine(), spec.clone(), 1).expect("a learner");
+        let mut scorer = Scorer::new(spec.scored_tokens());
+        for &shape in &spec.scored {
+            scorer.prepare(learner.weights(), shape).expect("loads");
+        }
+        assert_eq!(learner.memory_bytes(), target.plan_bytes(&all), "{recipe:?}");
     }
 }

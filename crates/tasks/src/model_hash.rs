@@ -24,7 +24,12 @@ pub(crate) fn model_hash(
     let mut sum = 0_u64;
     for master in weights.masters() {
         let held = weights.layout().held(StateKind::Master, &master.name);
-        if !is_saved(held.is_some(), weights.layout().parallel()) {
+        // Of rows that several ranks have, those of one count.
+        let counts = match &held {
+            Some(_) => is_saved(true, weights.layout().parallel()),
+            None => exchange.rank().is_first(),
+        };
+        if !counts {
             continue;
         }
         let values = weights.read_master(&master.name)?;

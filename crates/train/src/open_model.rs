@@ -6,6 +6,7 @@ use crate::folder::RunFolder;
 use crate::growth;
 use crate::paths::{Sources, today};
 use crate::{position, run_file, source, state_io, static_scales};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use xtrain_checkpoint::hf::{self, ExportDtype};
@@ -67,6 +68,23 @@ pub enum Which {
     Step(u64),
 }
 
+/// The processor on which a model is opened.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The device.
+    pub device: Device,
+    /// The index of the GPU among those of the process.
+    pub gpu: usize,
+    /// Algorithms that another process has chosen for the same programs.
+    pub choices: BTreeMap<String, String>,
+}
+
+impl From<Device> for Place {
+    fn from(device: Device) -> Place {
+        Place { device, gpu: 0, choices: BTreeMap::new() }
+    }
+}
+
 impl OpenedModel {
     /// The settings with which conversations are rendered: those of the model's run, or the template of the
     /// folder and the date of today.
@@ -110,22 +128,23 @@ impl OpenedModel {
     }
 }
 
-/// Opens `folder`, a run folder (with config.toml) or a Hugging Face folder (with config.json), on `device`.
+/// Opens `folder`, a run folder (with config.toml) or a Hugging Face folder (with config.json), at `place`.
 /// `recipe` replaces the run's recipe, or fp32 for a Hugging Face folder; the run's overrides of an FP8
 /// recipe stay.
 pub fn open(
     folder: &Path,
     which: Which,
-    device: Device,
+    place: impl Into<Place>,
     recipe: Option<Recipe>,
 ) -> Result<OpenedModel, RunError> {
+    let place = &place.into();
     if !folder.exists() {
         return Err(source::no_such_folder(folder));
     }
     run_file::refuse_as_run(folder)?;
     let run = RunFolder::new(folder);
     if run.is_begun() {
-        return open_run(&run, which, device, recipe);
+        return open_run(&run, which, place, recipe);
     }
     if let Some((run, step)) = RunFolder::of_checkpoint(folder) {
         return Err(RunError::Refused(format!(
@@ -153,7 +172,7 @@ pub fn open(
     let model = exchange::checked_model(folder, &source)?;
     source::warn_of_notes(folder, &source);
     let tokenizer = Tokenizer::load(folder)?;
-    let weights = hf_weights(folder, model, device, recipe)?;
+    let weights = hf_weights(folder, model, place, recipe)?;
     let balance_loss = source.balance_loss;
     let identity = Identity::new(Some(source), weights.model(), &tokenizer, balance_loss)?;
     let export_dtype = hf::lossless_dtype(folder, &hf_names::fp8_names(weights.model(), weights.numerics()))?;
@@ -180,16 +199,16 @@ pub fn open_without_tokenizer(
     let source = source::read_hf_config(folder)?;
     let model = exchange::checked_model(folder, &source)?;
     source::warn_of_notes(folder, &source);
-    Ok((hf_weights(folder, model, device, recipe)?, source.eos_token_ids))
+    Ok((hf_weights(folder, model, &device.into(), recipe)?, source.eos_token_ids))
 }
 
 fn hf_weights(
     folder: &Path,
     model: Architecture,
-    device: Device,
+    place: &Place,
     recipe: Option<Recipe>,
 ) -> Result<Weights, RunError> {
-    let mut weights = weights(device, model, recipe.unwrap_or(Recipe::Fp32).into())?;
+    let mut weights = weights(place, model, recipe.unwrap_or(Recipe::Fp32).into())?;
     exchange::import(&mut weights, folder)?;
     Ok(weights)
 }
@@ -197,7 +216,7 @@ fn hf_weights(
 fn open_run(
     run: &RunFolder,
     which: Which,
-    device: Device,
+    place: &Place,
     recipe: Option<Recipe>,
 ) -> Result<OpenedModel, RunError> {
     let mut parsed = Config::load::<&str>(&run.config(), &[])?;
@@ -219,7 +238,7 @@ fn open_run(
     let planned = planned::planned(parsed.resolve(&facts)?)?;
     let trained = planned.spec.numerics();
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
-    let mut weights = weights(device, planned.spec.model.clone(), numerics)?;
+    let mut weights = weights(place, planned.spec.model.clone(), numerics)?;
     load_masters(&mut weights, &checkpoint, run)?;
     let balance_loss = planned.resolved.config.experts.balance_loss;
     let identity = Identity::new(source, weights.model(), &tokenizer, balance_loss)?;
@@ -281,9 +300,10 @@ pub fn load_masters(weights: &mut Weights, checkpoint: &Checkpoint, run: &RunFol
     Ok(weights.refresh()?)
 }
 
-fn weights(device: Device, model: Architecture, numerics: Numerics) -> Result<Weights, RunError> {
-    let processor =
-        Processor::choose(device).map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
+fn weights(place: &Place, model: Architecture, numerics: Numerics) -> Result<Weights, RunError> {
+    let processor = Processor::choose_at(place.device, place.gpu)
+        .map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
+    processor.adopt(&place.choices);
     let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
     let weights = Weights::new(engine, model, numerics);
     Ok(weights.map_err(|e| e.advising("use a smaller model, or a machine with more memory"))?)

@@ -61,19 +61,19 @@ fn run(command: cli::Command, place: &Place) -> Result<ExitCode, Failure> {
     match &command {
         cli::Command::Train(args) => return commands::train::run(args, place),
         cli::Command::Bench(cli::BenchCommand::Comm(args)) => return commands::bench_comm::run(args, place),
+        cli::Command::Eval(args) => return commands::eval::run(args, place),
         _ => {}
     }
     match command {
         cli::Command::Init(args) => commands::init::run(&args),
         cli::Command::Completions(args) => commands::completions::run(&args),
-        cli::Command::Train(_) | cli::Command::Bench(cli::BenchCommand::Comm(_)) => {
+        cli::Command::Train(_) | cli::Command::Eval(_) | cli::Command::Bench(cli::BenchCommand::Comm(_)) => {
             unreachable!("it has run")
         }
         cli::Command::Plan(args) => commands::plan::run(&args),
         cli::Command::Tokenize(args) => commands::tokenize::run(&args),
         cli::Command::Generate(args) => commands::generate::run(&args),
         cli::Command::Chat(args) => commands::chat::run(&args),
-        cli::Command::Eval(args) => commands::eval::run(&args),
         cli::Command::Export(args) => commands::export::run(&args),
         cli::Command::Report(args) => commands::report::run(&args),
         cli::Command::Compare(args) => commands::compare::run(&args),

@@ -84,6 +84,11 @@ impl Place {
         (!self.is_ours && count > 1).then_some(count)
     }
 
+    /// Processes of the run.
+    pub(crate) fn world_size(&self) -> usize {
+        self.environment.as_ref().map_or(1, |environment| environment.world.rank.world_size)
+    }
+
     /// Processes of the run on this node.
     pub(crate) fn local_world_size(&self) -> usize {
         self.environment.as_ref().map_or(1, |environment| environment.world.local_rank.world_size)
@@ -221,7 +226,7 @@ fn refuse_several(command: &Command, environment: &Environment) -> Result<(), Fa
         return Ok(());
     }
     Err(Failure::user(format!(
-        "only `xtrain train` and `xtrain bench comm` run in several processes, and {} has started {}; start this command once, without {}",
+        "only `xtrain train`, `xtrain eval --task` and `xtrain bench comm` run in several processes, and {} has started {}; start this command once, without {}",
         environment.launcher, world.rank.world_size, environment.launcher
     )))
 }

@@ -124,7 +124,7 @@ impl ProcessGroup {
     }
 
     /// A channel for calls of another thread. All ranks open their channels in the same order.
-    pub(crate) fn channel(&self) -> Arc<dyn Channel> {
+    pub fn channel(&self) -> Arc<dyn Channel> {
         match &self.ranks {
             None => Arc::new(Alone),
             Some(ranks) => Arc::new(ranks.control.channel()),
@@ -152,7 +152,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// `work` failed, or the run has ended.
-    pub(crate) fn after_first<T, N: Serialize + DeserializeOwned>(
+    pub fn after_first<T, N: Serialize + DeserializeOwned>(
         &self,
         work: impl FnOnce(Option<N>) -> Result<T, RunError>,
         message: impl FnOnce(&mut T) -> N,

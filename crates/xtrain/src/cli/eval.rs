@@ -1,6 +1,6 @@
 //! The options of `xtrain eval`.
 
-use super::options::{ModelArgs, OnDevice};
+use super::options::{ModelArgs, OnDevice, Processes};
 use super::values::{named, split, tokens, whole};
 use clap::Args;
 use std::path::PathBuf;
@@ -19,6 +19,8 @@ pub(crate) struct EvalArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) on: OnDevice,
+    #[command(flatten)]
+    pub(crate) processes: Processes,
     /// Compute in this precision; by default the run's own, and fp32 for a Hugging Face folder. May be
     /// repeated; each loss is then compared with the first
     #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]

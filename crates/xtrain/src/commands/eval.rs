@@ -3,9 +3,11 @@
 use super::{open_model, reopen_model};
 use crate::cli::EvalArgs;
 use crate::failure::Failure;
+use crate::ranks::Place;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
 use serde_json::{Value, json};
+use std::process::ExitCode;
 use xtrain_data::InputOptions;
 use xtrain_model::Recipe;
 use xtrain_report::metrics::format;
@@ -18,10 +20,19 @@ struct Evaluated {
     loss: TextLoss,
 }
 
-pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &EvalArgs, place: &Place) -> Result<ExitCode, Failure> {
     if !args.task.is_empty() {
-        return super::eval_tasks::run(args);
+        return super::eval_tasks::run(args, place);
     }
+    if place.world_size() > 1 || place.launches(&args.processes).is_some() {
+        return Err(Failure::user(
+            "only the scores of tasks are shared by several processes; name a --task, or evaluate text with one process",
+        ));
+    }
+    of_text(args).map(|()| ExitCode::SUCCESS)
+}
+
+fn of_text(args: &EvalArgs) -> Result<(), Failure> {
     let mut bar = Bar::default();
     let found = evaluate(args, &mut bar);
     bar.clear();

@@ -4,50 +4,76 @@ use super::task_scores::{ScoredTask, json_of, text};
 use super::which;
 use crate::cli::EvalArgs;
 use crate::failure::Failure;
+use crate::ranks::{self, Place};
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
 use std::sync::Arc;
+use xtrain_config::{Device, ParallelConfig};
+use xtrain_data::Tokenizer;
 use xtrain_data::chat::ChatPrompts;
 use xtrain_data::task::Task;
 use xtrain_model::Recipe;
 use xtrain_report::scores::summaries;
-use xtrain_step::scoring::Scorer;
+use xtrain_step::engine::Processor;
+use xtrain_step::scoring::{ScoredShape, Scorer};
 use xtrain_tasks::error::TaskError;
 use xtrain_tasks::{CheckedTask, Earlier, Exchange, ScoredModel, ScoresFolder};
 use xtrain_train::error::RunError;
-use xtrain_train::open_model::{OpenedModel, Which, open};
+use xtrain_train::open_model::{self, OpenedModel, Which, open};
+use xtrain_train::process_group::ProcessGroup;
 
-pub(super) fn run(args: &EvalArgs) -> Result<(), Failure> {
-    let mut bar = Bar::default();
-    let scored = all(args, &mut bar);
-    bar.clear();
-    let Some((tasks, scored)) = scored? else {
-        terminal::stopped();
-        return Ok(());
-    };
-    if args.json {
-        return scored
-            .iter()
-            .try_for_each(|one| terminal::print_json(&json_of(one, &tasks, &scored)).map(|_| ()));
+pub(super) fn run(args: &EvalArgs, place: &Place) -> Result<ExitCode, Failure> {
+    if let Some(count) = args.processes.gpus.filter(|_| place.is_first()) {
+        ranks::check_gpus(count)?;
     }
-    terminal::print(&text(&tasks, &scored)?).map(|_| ())
+    if let Some(count) = place.launches(&args.processes) {
+        return Ok(ranks::exit_code(ranks::launch(count)?));
+    }
+    terminal::use_share_of_threads(args.model.cpu.threads, place.local_world_size())?;
+    let beside = args.out.as_ref().unwrap_or(&args.model.model);
+    let process_group = place.join(&ParallelConfig::default(), beside)?;
+    let stop = if place.is_first() { Stop::on_signals() } else { Stop::on_signals_silently() };
+    let stop = stop.map_err(|failure| process_group.fail(RunError::Refused(failure.to_string())))?;
+    let mut bar = place.is_first().then(Bar::default);
+    let scored = all(args, &process_group, &stop, bar.as_mut());
+    if let Some(bar) = &mut bar {
+        bar.clear();
+    }
+    let scored = scored.and_then(|scored| process_group.finish().map(|()| scored));
+    match scored.map_err(|error| process_group.fail(error))? {
+        _ if !place.is_first() => {}
+        None => terminal::stopped(),
+        Some((tasks, scored)) if args.json => {
+            scored
+                .iter()
+                .try_for_each(|one| terminal::print_json(&json_of(one, &tasks, &scored)).map(|_| ()))?;
+        }
+        Some((tasks, scored)) => _ = terminal::print(&text(&tasks, &scored)?)?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
-/// The tasks, and their scores in all precisions at all steps; `None` if it is stopped.
-fn all(args: &EvalArgs, bar: &mut Bar) -> Result<Option<(Vec<CheckedTask>, Vec<ScoredTask>)>, Failure> {
+/// The tasks, and on rank 0 their scores in all precisions at all steps; `None` if it is stopped.
+fn all(
+    args: &EvalArgs,
+    process_group: &ProcessGroup,
+    stop: &Stop,
+    mut bar: Option<&mut Bar>,
+) -> Result<Option<(Vec<CheckedTask>, Vec<ScoredTask>)>, RunError> {
     // Wrong files are known before a model is opened.
-    let tasks = args.task.iter().map(Task::open).collect::<Result<Vec<Task>, _>>().map_err(RunError::from)?;
-    terminal::use_threads(args.model.cpu.threads)?;
-    let stop = Stop::on_signals()?;
+    let tasks = args.task.iter().map(Task::open).collect::<Result<Vec<Task>, _>>()?;
     let precisions = match args.precision.as_slice() {
         [] => vec![None],
         named => named.iter().copied().map(Some).collect(),
     };
-    let mut model = NamedModel { args, opened: None };
-    let (opened, _) = model.open(precisions[0], which(args.model.step, args.model.best))?;
+    let named = which(args.model.step, args.model.best);
+    let mut model = NamedModel { args, process_group, shapes: Vec::new(), opened: None };
+    let (opened, _) = model.open(precisions[0], named)?;
     let steps = match args.every_checkpoint {
         true => opened.checkpoints()?.into_iter().map(Which::Step).collect(),
-        false => vec![which(args.model.step, args.model.best)],
+        false => vec![named],
     };
     let folder = match (&args.out, opened.step) {
         (Some(out), _) => Some(ScoresFolder::new(out)),
@@ -56,26 +82,33 @@ fn all(args: &EvalArgs, bar: &mut Bar) -> Result<Option<(Vec<CheckedTask>, Vec<S
     };
     // All precisions and checkpoints have one tokenizer.
     let (options, tokenizer) = (opened.chat_options()?, Arc::clone(&opened.tokenizer));
+    let context = opened.weights.model().context();
     let prompts = tasks.iter().any(Task::is_chat).then(|| ChatPrompts::new(&tokenizer, &options));
-    let prompts = prompts.transpose().map_err(|error| Failure::user(error.to_string()))?;
+    let prompts = prompts.transpose().map_err(|error| RunError::Refused(error.to_string()))?;
     let checked = tasks.into_iter().map(|task| CheckedTask::new(task, prompts.as_ref(), args.limit));
     let tasks: Vec<CheckedTask> = checked.collect::<Result<_, TaskError>>()?;
+    if !process_group.is_alone() {
+        model.share(&tasks, &tokenizer, prompts.as_ref(), context)?;
+    }
+    let channel = process_group.channel();
+    let exchange = Exchange::new(channel.as_ref(), process_group.rank());
     let earlier = if args.again { Earlier::Replaced } else { Earlier::Used };
     let mut scored = Vec::new();
     for precision in precisions {
         for &step in &steps {
             let mut model = model.scored(precision, step, prompts.as_ref())?;
-            let exchange = Exchange::alone();
             let hash = if folder.is_some() { model.hash(&exchange)? } else { String::new() };
             for (number, task) in tasks.iter().enumerate() {
                 let header = model.header(task, &hash);
                 let mut show = |done| {
-                    bar.show_part("scoring", task.task.name(), done, header.rows);
+                    if let Some(bar) = &mut bar {
+                        bar.show_part("scoring", task.task.name(), done, header.rows);
+                    }
                     stop.check()
                 };
                 let rows = model.scores(task, &header, folder.as_ref(), earlier, &exchange, &mut show)?;
                 let Some(rows) = rows else { return Ok(None) };
-                let metrics = summaries(&rows).map_err(|error| Failure::user(error.to_string()))?;
+                let metrics = summaries(&rows).map_err(|error| RunError::Refused(error.to_string()))?;
                 scored.push(ScoredTask { task: number, header, rows, metrics });
             }
         }
@@ -86,6 +119,9 @@ fn all(args: &EvalArgs, bar: &mut Bar) -> Result<Option<(Vec<CheckedTask>, Vec<S
 /// The model of a command, opened in one precision after the other, because memory may hold no second one.
 struct NamedModel<'a> {
     args: &'a EvalArgs,
+    process_group: &'a ProcessGroup,
+    /// Shapes of the programs that ranks have to compute in the same way.
+    shapes: Vec<ScoredShape>,
     opened: Option<(Option<Recipe>, Which, OpenedModel, Scorer)>,
 }
 
@@ -95,7 +131,7 @@ impl NamedModel<'_> {
         &mut self,
         precision: Option<Recipe>,
         step: Which,
-    ) -> Result<(&mut OpenedModel, &mut Scorer), Failure> {
+    ) -> Result<(&mut OpenedModel, &mut Scorer), RunError> {
         let mut reused = None;
         if let Some((opened_in, at, mut opened, scorer)) = self.opened.take()
             && opened_in == precision
@@ -106,18 +142,59 @@ impl NamedModel<'_> {
         let (opened, scorer) = match reused {
             Some(reused) => reused,
             None => {
-                let mut opened = open(&self.args.model.model, step, self.args.on.device, precision)?;
-                // Where tokens share scales, the scores are to be those of the run's own evaluation.
-                let shares_scales = opened.weights.numerics().shares_scales();
-                let scorer = match opened.batch_tokens.filter(|_| shares_scales) {
-                    Some(tokens) => Scorer::new(tokens),
-                    None => Scorer::busy(&mut opened.weights),
+                let opened = |choices: Option<BTreeMap<String, String>>| {
+                    self.open_with(precision, step, choices.unwrap_or_default())
                 };
-                (opened, scorer)
+                // The others use the algorithms that rank 0 has chosen for the programs.
+                self.process_group.after_first(opened, |(opened, _)| opened.weights.engine().choices())?
             }
         };
         let (.., opened, scorer) = self.opened.insert((precision, step, opened, scorer));
         Ok((opened, scorer))
+    }
+
+    fn open_with(
+        &self,
+        precision: Option<Recipe>,
+        step: Which,
+        choices: BTreeMap<String, String>,
+    ) -> Result<(OpenedModel, Scorer), RunError> {
+        let device = match (self.args.processes.gpus, self.args.processes.ranks) {
+            (Some(_), _) => Device::Cuda,
+            (_, Some(_)) => Device::Cpu,
+            _ => self.args.on.device,
+        };
+        let visible = if device == Device::Cpu { 0 } else { Processor::visible_gpus() };
+        let gpu = if visible == 0 { 0 } else { self.process_group.gpu(visible)? };
+        let place = open_model::Place { device, gpu, choices };
+        let mut opened = open(&self.args.model.model, step, place, precision)?;
+        // Where tokens share scales, the scores are to be those of the run's own evaluation.
+        let shares_scales = opened.weights.numerics().shares_scales();
+        let mut scorer = match opened.batch_tokens.filter(|_| shares_scales) {
+            Some(tokens) => Scorer::new(tokens),
+            None => Scorer::busy(&mut opened.weights),
+        };
+        for &shape in &self.shapes {
+            scorer.prepare(&mut opened.weights, shape)?;
+        }
+        Ok((opened, scorer))
+    }
+
+    /// Opens it again with all programs for the tasks.
+    fn share(
+        &mut self,
+        tasks: &[CheckedTask],
+        tokenizer: &Tokenizer,
+        prompts: Option<&ChatPrompts<'_>>,
+        context: usize,
+    ) -> Result<(), RunError> {
+        let mut shapes = BTreeSet::new();
+        for task in tasks {
+            shapes.extend(task.shapes(tokenizer, prompts, context)?);
+        }
+        self.shapes = shapes.into_iter().collect();
+        self.opened = None;
+        Ok(())
     }
 
     fn scored<'m>(
@@ -125,7 +202,7 @@ impl NamedModel<'_> {
         precision: Option<Recipe>,
         step: Which,
         prompts: Option<&'m ChatPrompts<'m>>,
-    ) -> Result<ScoredModel<'m>, Failure> {
+    ) -> Result<ScoredModel<'m>, RunError> {
         let folder = &self.args.model.model;
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.clone());
         let name = folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());

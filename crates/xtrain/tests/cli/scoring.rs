@@ -112,6 +112,24 @@ fn checkpoints_that_are_scored_in_turn_have_the_scores_of_each_alone() {
 }
 
 #[test]
+fn processes_that_share_an_evaluation_write_the_files_of_one() {
+    let place = scored_place(&mut Dice::new("processes_that_share"), 300);
+    let eval = "eval out --task choices.jsonl --task words.jsonl --precision bf16 --precision fp8-current";
+    let alone = place.run(&format!("{eval} --out one")).succeeds().stdout;
+    for ranks in [2, 3] {
+        let shared = place.run(&format!("{eval} --out shared-{ranks} --ranks {ranks}")).succeeds().stdout;
+        assert_eq!(alone, shared);
+        for file in files(&place, "one") {
+            let [one, shared] =
+                ["one", &format!("shared-{ranks}")].map(|out| place.path(&format!("{out}/{file}")));
+            assert_same_file(&one, &shared);
+        }
+    }
+    place.run("eval out --ranks 2").refuses(&["--task"]);
+    place.run("eval out --task none.jsonl --ranks 2").refuses(&["none.jsonl"]);
+}
+
+#[test]
 fn an_evaluation_that_is_killed_continues_to_the_same_files() {
     let mut dice = Dice::new("an_evaluation_that_is_killed");
     let place = scored_place(&mut dice, 6000);

@@ -72,7 +72,7 @@ impl ScoreFiles {
         }
     }
 
-    /// What a folder has, sorted; nothing if it does not exist.
+    /// The sorted paths in a folder; none if it does not exist.
     fn entries(&mut self, folder: &Path) -> Vec<PathBuf> {
         let paths = std::fs::read_dir(folder)
             .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect());

@@ -1,5 +1,5 @@
-//! Tables of a comparison, and that of losses: the losses of each group of runs and their gaps to the baseline. The terminal
-//! and the page show its cells.
+//! Tables of a comparison, and the table of losses: the losses of each group of runs and their gaps to the
+//! baseline. The terminal and the page show its cells.
 //!
 //! Columns that no row has a value for are absent, and so are rows without figures. The answer, the gap and
 //! the verdict, comes first, so that a phone shows it.

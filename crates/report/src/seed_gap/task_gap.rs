@@ -97,3 +97,8 @@ impl ScoreGap {
         }
     }
 }
+
+/// The hash of a task as in names of folders.
+pub(super) fn short_hash(hash: &str) -> &str {
+    &hash[..hash.floor_char_boundary(12)]
+}

@@ -47,12 +47,6 @@ impl<'f> Version<'f> {
             rows: header.rows,
         }
     }
-
-    /// The hash as in names of folders.
-    pub(super) fn short_hash(&self) -> &'f str {
-        let end = self.hash.floor_char_boundary(12);
-        &self.hash[..end]
-    }
 }
 
 /// The scored checkpoints of a run that count, in the order of their steps.
@@ -180,8 +174,8 @@ pub(super) fn choose<'f>(
             notes.add_of(&names, text);
         }
         for of_run in sides.iter_mut().flatten() {
-            let kept = of_run.positions().filter(|position| *position <= end).count();
-            of_run.files.truncate(kept);
+            let count = of_run.positions().filter(|position| *position <= end).count();
+            of_run.files.truncate(count);
         }
     }
     for side in &mut sides {

@@ -14,7 +14,7 @@ mod table;
 use super::Comparison;
 use super::groups::Group;
 use super::notes::Notes;
-use super::task_gap::{RunScore, ScoreGap, TaskGap, TaskMean};
+use super::task_gap::{RunScore, ScoreGap, TaskGap, TaskMean, short_hash};
 use crate::curves::Views;
 use crate::scores::{RunScores, ScoreFiles, SeedDifference, TaskRuns, TaskScore};
 use checkpoints::{Checkpoints, ScoredRun, Version, choose, note};
@@ -225,7 +225,7 @@ impl<'f> Sides<'_, 'f> {
         add("protocol", own.protocol.to_string(), other.protocol.to_string());
         add("shots", own.shots.to_string(), other.shots.to_string());
         add("rows", own.rows.to_string(), other.rows.to_string());
-        add("hash", own.short_hash().to_owned(), other.short_hash().to_owned());
+        add("hash", short_hash(own.hash).to_owned(), short_hash(other.hash).to_owned());
         let remedy = match own.hash == other.hash && own.rows != other.rows {
             true => "score both sides on the same rows (--limit)",
             false => "score both sides with the same task file and version of xtrain",

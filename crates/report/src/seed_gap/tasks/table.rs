@@ -2,7 +2,7 @@
 
 use super::super::Comparison;
 use super::super::table::{Column, GroupRows, Table, number, word};
-use super::super::task_gap::{ScoreGap, TaskGap, TaskMean};
+use super::super::task_gap::{ScoreGap, TaskGap, TaskMean, short_hash};
 use crate::metrics::format;
 use crate::names;
 use crate::scores::{Finding, Pairing};
@@ -80,8 +80,7 @@ fn label(task: &TaskGap, all: &[TaskGap]) -> String {
     if is_alone {
         return task.task.clone();
     }
-    let hash = &task.hash[..task.hash.floor_char_boundary(12)];
-    format!("{} ({} shots, {hash})", task.task, task.shots)
+    format!("{} ({} shots, {})", task.task, task.shots, short_hash(&task.hash))
 }
 
 fn of_task(task: &TaskGap) -> [Option<String>; COLUMNS.len()] {

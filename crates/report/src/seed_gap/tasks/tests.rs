@@ -224,7 +224,7 @@ fn without_scores_nothing_is_said() {
     let json = serde_json::to_value(&comparison).expect("JSON");
     assert!(json["compared"][0].get("tasks").is_none() && json["compared"][0].get("task_mean").is_none());
     assert!(!comparison.html().contains("<h2>Tasks"));
-    // An interrupted evaluation is none yet.
+    // An interrupted evaluation has no scores.
     let path = runs.score("bf16-1", "easy", &answers(9, 1, 0));
     fs::rename(&path, ScoresWriter::partial(&path)).expect("renamed");
     assert_eq!(runs.compare().notes, [""; 0]);

@@ -427,7 +427,10 @@ fn runs_of_one_seed_count_once_on_both_sides() {
     let alone = compare(&[base.clone(), fp8.clone()], 1);
     // A key of monitoring makes it no other run.
     let mut watched = copy(&fp8, "fp8-ref");
-    watched.config = watched.config.map(|text| text.replace("[train]", "reference_every = 40\n[train]"));
+    watched.config = watched.config.map(|text| {
+        let tasks = "[eval]\ntasks = [\"easy.toml\"]\ntasks_every = 50\ntasks_limit = 9\n";
+        text.replace("[train]", &format!("reference_every = 40\n{tasks}[train]"))
+    });
     let runs = [base.clone(), copy(&base, "bf16-copy"), fp8.clone(), watched, copy(&fp8, "fp8-copy")];
     let comparison = compare(&runs, 2);
     assert_eq!(comparison.compared.len(), 1);

@@ -5,6 +5,7 @@ use super::super::table::{Column, GroupRows, Table, number, word};
 use super::super::task_gap::{ScoreGap, TaskGap, TaskMean, short_hash};
 use crate::metrics::format;
 use crate::names;
+use crate::scores::verdict::points;
 use crate::scores::{Finding, Pairing};
 
 const COLUMNS: [Column; 9] = [
@@ -43,7 +44,9 @@ pub(in super::super) fn task_table(comparison: &Comparison) -> Option<Table> {
         }
         groups.push(GroupRows { runs: gap.runs.clone(), number: n + 1, rows });
     }
-    let margin = comparison.compared.iter().find_map(|gap| gap.tasks.first())?.gap.verdict.margin_points;
+    let margin_points =
+        comparison.compared.iter().find_map(|gap| gap.tasks.first())?.gap.verdict.margin_points;
+    let margin = points(margin_points);
     let mut legend = vec![
         [
             "difference",
@@ -53,7 +56,7 @@ pub(in super::super) fn task_table(comparison: &Comparison) -> Option<Table> {
         [
             "verdict".into(),
             format!(
-                "inside: no more than ±{margin} points (--margin), or than other seeds of the baseline would differ; OUTSIDE: more than the margin; unclear: chance could move the difference across it"
+                "inside: no more than ±{margin} (--margin), or than other seeds of the baseline would differ; OUTSIDE: more than the margin; unclear: chance could move the difference across it"
             ),
         ],
     ];
@@ -126,10 +129,9 @@ fn cells(gap: &ScoreGap, metric: Option<String>, steps: Option<String>) -> [Opti
 fn reason(gap: &ScoreGap) -> String {
     let verdict = &gap.verdict;
     let detectable = match verdict.detectable_points {
-        Some(points) if verdict.finding != Finding::Outside => {
-            format!(
-                "; a true difference of {points:.2} points would be found OUTSIDE in 80% of such comparisons"
-            )
+        Some(smallest) if verdict.finding != Finding::Outside => {
+            let smallest = points(smallest);
+            format!("; a true difference of {smallest} would be found OUTSIDE in 80% of such comparisons")
         }
         _ => String::new(),
     };

@@ -87,16 +87,17 @@ impl MeanError {
     }
 
     /// The error of a sum of independent estimates, each times a weight. Degrees of freedom are Welch's and
-    /// Satterthwaite's (Biometrics Bulletin 2, 1946): `(Σ v)² / Σ (v² / degrees)`.
+    /// Satterthwaite's (Biometrics Bulletin 2, 1946): `(Σ v)² / Σ (v² / degrees)`. Those of an estimate
+    /// without variance have no weight.
     pub(super) fn of_sum(parts: impl Iterator<Item = (f64, Self)>) -> Self {
-        let (mut variance, mut squares, mut least) = (0.0, 0.0, f64::INFINITY);
+        let (mut variance, mut squares) = (0.0, 0.0);
         for (weight, part) in parts {
             let of_part = weight * weight * part.variance;
             variance += of_part;
             squares += of_part * of_part / part.degrees;
-            least = part.degrees.min(least);
         }
-        Self { variance, degrees: if squares > 0.0 { variance * variance / squares } else { least } }
+        let degrees = if squares > 0.0 { variance * variance / squares } else { f64::INFINITY };
+        Self { variance, degrees }
     }
 
     pub(super) fn half_width(&self) -> f64 {

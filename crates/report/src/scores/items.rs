@@ -115,6 +115,12 @@ impl ItemScores {
         Ok(mean)
     }
 
+    /// The scores times -1, so that more is better where less was.
+    pub fn negated(mut self) -> Self {
+        self.scores.iter_mut().for_each(|score| *score = -*score);
+        self
+    }
+
     /// The scores of `other` in the order of these rows.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ mod difference_error;
 #[cfg(test)]
 mod draws;
 mod file;
+mod folder;
 mod interval;
 mod items;
 mod paired;
@@ -29,6 +30,7 @@ pub(crate) mod verdict;
 pub use binomial::{McNemar, mcnemar_p};
 pub use centred::CentredMean;
 pub use file::{ScoresHeader, ScoresWriter, other_scores, read_header, read_scores};
+pub use folder::{SCORES_FOLDER, ScoreFile, ScoreFiles};
 pub use interval::{Interval, TaskScore, wilson};
 pub use items::{ItemScores, ScoreError};
 pub use paired::{PairedDifference, bonett_price};

@@ -218,7 +218,7 @@ impl TaskVerdict {
 }
 
 /// A number of points with its unit, to two digits after the point.
-fn points(points: f64) -> String {
+pub(crate) fn points(points: f64) -> String {
     match points {
         1.0 => "1 point".to_owned(),
         _ if points == points.round() => format!("{points:.0} points"),

@@ -4,6 +4,7 @@
 //! byte, if they are evaluated on one text.
 
 use super::groups::{Group, Seed};
+use super::task_gap::{TaskGap, TaskMean};
 use crate::RunData;
 use crate::curves::{View, Views};
 use crate::identity::{same_text, same_tokenizer};
@@ -30,6 +31,12 @@ pub struct Gap {
     pub training: Option<LossGap>,
     /// Loss of the last evaluation that all runs have.
     pub validation: Option<LossGap>,
+    /// Tasks that these runs and the baseline have scores of.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tasks: Vec<TaskGap>,
+    /// The mean of two or more tasks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task_mean: Option<TaskMean>,
 }
 
 /// A loss compared with that of the baseline.

@@ -99,7 +99,7 @@ pub(super) fn group_runs(runs: &[RunData], base: usize) -> Vec<Group> {
 
 /// Keys in which two runs may differ although their losses differ only randomly, besides those that a run may
 /// choose: folder and device of the run, and its reports.
-const KEYS_WITHOUT_EFFECT: [&str; 28] = [
+const KEYS_WITHOUT_EFFECT: [&str; 31] = [
     "train.seed",
     "train.out",
     "train.started_in",
@@ -118,6 +118,9 @@ const KEYS_WITHOUT_EFFECT: [&str; 28] = [
     "eval.at_end",
     "eval.prompts",
     "eval.chats",
+    "eval.tasks",
+    "eval.tasks_every",
+    "eval.tasks_limit",
     "eval.max_tokens",
     "eval.temperature",
     "parallel.shard",

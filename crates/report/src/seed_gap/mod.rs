@@ -13,6 +13,8 @@
 //! compared up to the end of the shorter group. Runs whose steps have different numbers of tokens are
 //! compared by tokens.
 //!
+//! Scores of tasks are compared in the same groups (`tasks`).
+//!
 //! The result says if a gap lies inside the recipe's bar (docs/numerics.md) and inside the spread of seeds,
 //! or that this is unclear.
 
@@ -21,10 +23,13 @@ mod groups;
 mod notes;
 mod page;
 mod table;
+mod task_gap;
+mod tasks;
 
 use super::{RunData, may_be_replaced, write_whole};
 use crate::ReportError;
 use crate::curves::Views;
+use crate::scores::ScoreFiles;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -33,6 +38,8 @@ pub use figures::{Gap, LossGap};
 use groups::Group;
 use notes::Notes;
 pub use table::{Column, GroupRows, Table};
+pub use task_gap::{RunScore, ScoreGap, TaskGap, TaskMean};
+pub use tasks::TaskSettings;
 
 /// The page's name inside the folder of the first run that is compared.
 pub const COMPARE_FILE: &str = "compare.html";
@@ -124,6 +131,18 @@ impl Comparison {
         table::table(self)
     }
 
+    /// Adds the differences of scores of tasks, from the files of scores in the folders of the runs. Files
+    /// that are damaged become notes. If no run has scores, nothing changes.
+    pub fn compare_tasks(&mut self, settings: TaskSettings) {
+        let files: Vec<ScoreFiles> = self.folders.iter().map(|folder| ScoreFiles::of_run(folder)).collect();
+        tasks::compare_tasks(self, &files, settings);
+    }
+
+    /// The differences on tasks in rows and columns; `None` if no task is compared.
+    pub fn task_table(&self) -> Option<Table> {
+        tasks::task_table(self)
+    }
+
     /// The page of the comparison.
     pub fn html(&self) -> String {
         page::render(self)
@@ -165,6 +184,8 @@ fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comparison {
             bar_percent,
             training: ends.figure(bar_percent).filter(|_| same.tokenizer),
             validation: at_evaluation(&losses, n, bar_percent, same),
+            tasks: Vec::new(),
+            task_mean: None,
         };
         notes.of_verdict(&gap);
         if gap.validation.is_none() && same.text && has_evals(group) && has_evals(base) {

@@ -39,6 +39,9 @@ pub(super) fn render(comparison: &Comparison) -> String {
         escape(&title)
     );
     section(&mut out, "Losses", &comparison.table().html());
+    if let Some(tasks) = comparison.task_table() {
+        section(&mut out, "Tasks", &tasks.html());
+    }
     notice(&mut out, "Notes", &comparison.notes);
     let gap = gap_chart(comparison, &all);
     if all.step_tokens().is_some() {

@@ -1,5 +1,5 @@
-//! The table of a comparison: the losses of each group of runs and their gaps to the baseline. The terminal
-//! and the page show its cells.
+//! Tables of a comparison, and the table of losses: the losses of each group of runs and their gaps to the
+//! baseline. The terminal and the page show its cells.
 //!
 //! Columns that no row has a value for are absent, and so are rows without figures. The answer, the gap and
 //! the verdict, comes first, so that a phone shows it.
@@ -18,12 +18,20 @@ use crate::scores::Finding;
 /// A table of figures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
+    /// Its title.
+    pub label: &'static str,
+    /// Name of the column of the rows' names.
+    pub row_name: &'static str,
+    /// Columns that are emphasised on the page.
+    pub(super) answers: &'static [&'static str],
     /// Names of the columns after those of the runs and of the loss.
     pub columns: Vec<Column>,
     /// The groups of runs, the baseline's first.
     pub groups: Vec<GroupRows>,
     /// Words of the table and what they mean.
     pub legend: Vec<[String; 2]>,
+    /// Rows whose verdict is explained, and the explanation.
+    pub reasons: Vec<[String; 2]>,
 }
 
 /// A column of figures.
@@ -41,9 +49,9 @@ pub struct GroupRows {
     /// Names of its runs.
     pub runs: Vec<String>,
     /// Number of the group, which is that of its colour: the baseline has 0.
-    number: usize,
-    /// Name of each loss, with a cell for each column; `None` without a value.
-    pub losses: Vec<(String, Vec<Option<String>>)>,
+    pub(super) number: usize,
+    /// Name of each row, with a cell for each column; `None` without a value.
+    pub rows: Vec<(String, Vec<Option<String>>)>,
 }
 
 /// Cells of one loss, as many as there are columns.
@@ -68,11 +76,11 @@ const PLACE: usize = 7;
 const UNCLEAR: &str = Finding::Unclear.word();
 const OUTSIDE: &str = Finding::Outside.word();
 
-const fn number(name: &'static str) -> Column {
+pub(super) const fn number(name: &'static str) -> Column {
     Column { name, is_number: true }
 }
 
-const fn word(name: &'static str) -> Column {
+pub(super) const fn word(name: &'static str) -> Column {
     Column { name, is_number: false }
 }
 
@@ -80,12 +88,12 @@ pub(super) fn table(comparison: &Comparison) -> Table {
     let base = &comparison.baseline;
     let of_base = [base.training.as_ref(), base.validation.as_ref()];
     let mut groups = vec![rows(0, &base.runs, of_base, |figure| of_baseline(figure, base.recipe.as_deref()))];
-    for (n, Gap { runs, recipe, bar_percent, training, validation }) in comparison.compared.iter().enumerate()
-    {
+    for (n, gap) in comparison.compared.iter().enumerate() {
+        let Gap { runs, recipe, bar_percent, training, validation, .. } = gap;
         let cells = |figure: &LossGap| of_gap(figure, *bar_percent, recipe.as_deref());
         groups.push(rows(n + 1, runs, [training.as_ref(), validation.as_ref()], cells));
     }
-    let all = || groups.iter().flat_map(|group| &group.losses).map(|(_, cells)| cells);
+    let all = || groups.iter().flat_map(|group| &group.rows).map(|(_, cells)| cells);
     let shown: Vec<usize> = (0..COLUMNS.len()).filter(|&n| all().any(|cells| cells[n].is_some())).collect();
     let mut legend = vec![[
         "loss of".to_owned(),
@@ -114,11 +122,19 @@ pub(super) fn table(comparison: &Comparison) -> Table {
         _ => COLUMNS[n].0,
     };
     let columns = shown.iter().map(column).collect();
-    for (_, cells) in groups.iter_mut().flat_map(|group| &mut group.losses) {
+    for (_, cells) in groups.iter_mut().flat_map(|group| &mut group.rows) {
         *cells = shown.iter().map(|&n| cells[n].take()).collect();
     }
-    groups.retain(|group| !group.losses.is_empty());
-    Table { columns, groups, legend }
+    groups.retain(|group| !group.rows.is_empty());
+    Table {
+        label: "Losses and gaps",
+        row_name: "loss of",
+        answers: &[COLUMNS[GAP].0.name],
+        columns,
+        groups,
+        legend,
+        reasons: Vec::new(),
+    }
 }
 
 /// The rows of the losses that a group has.
@@ -137,7 +153,7 @@ fn rows(
         };
         Some((name, cells(figure).into()))
     });
-    GroupRows { runs: runs.to_vec(), number, losses: losses.collect() }
+    GroupRows { runs: runs.to_vec(), number, rows: losses.collect() }
 }
 
 fn of_baseline(figure: &LossGap, recipe: Option<&str>) -> Cells {
@@ -178,12 +194,13 @@ fn place(figure: &LossGap) -> String {
 impl Table {
     /// The table and its legend on a page.
     pub(super) fn html(&self) -> String {
-        let mut out = table_begun("Losses and gaps", "groups");
+        let mut out = table_begun(self.label, "groups");
         let names = self.columns.iter().map(|column| capitalised(column.name));
-        out +=
-            &columns(&["Runs".to_owned(), "Loss of".to_owned()].into_iter().chain(names).collect::<Vec<_>>());
+        out += &columns(
+            &["Runs".to_owned(), capitalised(self.row_name)].into_iter().chain(names).collect::<Vec<_>>(),
+        );
         for group in &self.groups {
-            group.html(&mut out, &self.columns);
+            group.html(&mut out, &self.columns, self.answers);
         }
         out += TABLE_END;
         let legend: Vec<[String; 2]> = self
@@ -191,6 +208,9 @@ impl Table {
             .iter()
             .map(|[term, meaning]| [capitalised(term), capitalised(meaning) + "."])
             .collect();
+        if !self.reasons.is_empty() {
+            out += &definitions(&self.reasons);
+        }
         out + &definitions(&legend)
     }
 }
@@ -201,9 +221,9 @@ fn capitalised(text: &str) -> String {
 }
 
 impl GroupRows {
-    fn html(&self, out: &mut String, columns: &[Column]) {
-        let span = self.losses.len();
-        for (n, (name, cells)) in self.losses.iter().enumerate() {
+    fn html(&self, out: &mut String, columns: &[Column], answers: &[&str]) {
+        let span = self.rows.len();
+        for (n, (name, cells)) in self.rows.iter().enumerate() {
             out.push_str("<tr>");
             if n == 0 {
                 let _ = write!(
@@ -216,7 +236,7 @@ impl GroupRows {
             let _ = write!(out, "<td>{}</td>", escape(name));
             for (column, cell) in columns.iter().zip(cells) {
                 let text = cell.as_deref().unwrap_or("–");
-                let is_answer = column.name == COLUMNS[GAP].0.name && self.number > 0 || text == OUTSIDE;
+                let is_answer = answers.contains(&column.name) && self.number > 0 || text == OUTSIDE;
                 let text = escape(text);
                 let _ = match is_answer {
                     true => write!(out, "<td><b>{text}</b></td>"),

@@ -9,7 +9,7 @@ use xtrain_model::Recipe;
 
 /// A run of `steps` steps of 1000 tokens: its loss falls from 10 to 2 and is `1 + over` times that, with
 /// noise of its batches, which are those of its seed.
-fn run(name: &str, recipe: &str, seed: u64, steps: u64, over: f64) -> RunData {
+pub(super) fn run(name: &str, recipe: &str, seed: u64, steps: u64, over: f64) -> RunData {
     let noise = |step: u64| ((step * 7919 + seed * 104_729) % 1000) as f64 / 1000.0 - 0.5;
     let mut records = Vec::new();
     let mut add = |event: Event| records.push(Record { time: 1.764e9, event });
@@ -427,7 +427,10 @@ fn runs_of_one_seed_count_once_on_both_sides() {
     let alone = compare(&[base.clone(), fp8.clone()], 1);
     // A key of monitoring makes it no other run.
     let mut watched = copy(&fp8, "fp8-ref");
-    watched.config = watched.config.map(|text| text.replace("[train]", "reference_every = 40\n[train]"));
+    watched.config = watched.config.map(|text| {
+        let tasks = "[eval]\ntasks = [\"easy.toml\"]\ntasks_every = 50\ntasks_limit = 9\n";
+        text.replace("[train]", &format!("reference_every = 40\n{tasks}[train]"))
+    });
     let runs = [base.clone(), copy(&base, "bf16-copy"), fp8.clone(), watched, copy(&fp8, "fp8-copy")];
     let comparison = compare(&runs, 2);
     assert_eq!(comparison.compared.len(), 1);
@@ -506,12 +509,12 @@ fn the_page_shows_the_cells_of_the_table_and_its_curve_that_gap() {
     last.records.retain(|record| !matches!(&record.event, Event::Step(m) if m.step % 10 != 0));
     let comparison = compare(&[run("bf16", "bf16", 0, 100, 0.0), last], 1);
     let (table, page) = (comparison.table(), comparison.html());
-    for (_, cells) in table.groups.iter().flat_map(|group| &group.losses) {
+    for (_, cells) in table.groups.iter().flat_map(|group| &group.rows) {
         for cell in cells.iter().flatten() {
             assert!(page.contains(&format!(">{}<", crate::html::escape(cell))), "{cell}");
         }
     }
-    let gap = table.groups[1].losses[0].1[0].clone().expect("a gap");
+    let gap = table.groups[1].rows[0].1[0].clone().expect("a gap");
     assert!(gap.starts_with("+0.3"), "{gap}: 0.2%, and a tenth of 2% of one of ten losses, the lowest");
     let chart =
         page.split_once("<h3>Gap to the baseline").and_then(|(_, rest)| rest.split("</figure>").next());

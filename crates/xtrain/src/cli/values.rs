@@ -80,6 +80,12 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
     share.ok_or_else(|| "write a number from 0 to 1".to_owned())
 }
 
+/// A number of points of a score.
+pub(super) fn points(text: &str) -> Result<f64, String> {
+    let points = text.parse().ok().filter(|points| (0.0..=100.0).contains(points));
+    points.ok_or_else(|| "write a number of points from 0 to 100".to_owned())
+}
+
 /// Bytes per second: `12.5GB/s`, `400Gbit/s`.
 pub(super) fn bandwidth(text: &str) -> Result<f64, String> {
     text.parse().map(|Rate(bytes)| bytes)

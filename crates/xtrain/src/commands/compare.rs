@@ -4,12 +4,14 @@ use crate::cli::CompareArgs;
 use crate::failure::Failure;
 use crate::terminal;
 use xtrain_checkpoint::first_few;
-use xtrain_report::seed_gap::{COMPARE_FILE, Comparison, GroupRows, Table};
+use xtrain_report::seed_gap::{COMPARE_FILE, Comparison, GroupRows, Table, TaskSettings};
 use xtrain_train::run_file;
 
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     args.baseline.iter().chain(&args.runs).try_for_each(|run| run_file::refuse_as_run(run))?;
-    let comparison = Comparison::load(&args.baseline, &args.runs, args.last)?;
+    let mut comparison = Comparison::load(&args.baseline, &args.runs, args.last)?;
+    comparison
+        .compare_tasks(TaskSettings { last_checkpoints: args.last_checkpoints, margin_points: args.margin });
     let path = match &args.page.out {
         Some(path) => path.clone(),
         None => comparison.first_compared().join(COMPARE_FILE),
@@ -23,26 +25,35 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     terminal::print(&format!("{}page: {}\n", text(&comparison), terminal::shown_path(&path))).map(|_| ())
 }
 
-/// The figures in columns, their legend and the notes.
+/// The figures in columns, their legends and the notes.
 fn text(comparison: &Comparison) -> String {
-    let Table { columns, groups, legend } = comparison.table();
-    let names = columns.iter().map(|column| column.name.to_owned());
-    let mut rows: Vec<Vec<String>> =
-        vec![["runs", "loss of"].map(String::from).into_iter().chain(names).collect()];
-    for GroupRows { runs, losses, .. } in groups {
-        for (n, (loss, cells)) in losses.into_iter().enumerate() {
-            let name = if n == 0 { named(&runs) } else { String::new() };
-            let cells = cells.into_iter().map(|cell| cell.unwrap_or_else(|| "-".into()));
-            rows.push([name, loss].into_iter().chain(cells).collect());
-        }
-    }
-    let is_number = |n: usize| n.checked_sub(2).is_some_and(|n| columns[n].is_number);
-    let mut out = aligned(&rows, is_number);
-    for [term, meaning] in legend {
-        out.push_str(&format!("{term}: {meaning}\n"));
+    let mut out = table(comparison.table());
+    if let Some(tasks) = comparison.task_table() {
+        out.push('\n');
+        out.push_str(&table(tasks));
     }
     for note in &comparison.notes {
         out.push_str(&format!("note: {}\n", terminal::shown(note)));
+    }
+    out
+}
+
+/// A table in columns, and the lines below it.
+fn table(Table { row_name, columns, groups, legend, reasons, .. }: Table) -> String {
+    let names = columns.iter().map(|column| column.name.to_owned());
+    let mut cells: Vec<Vec<String>> =
+        vec![["runs", row_name].map(String::from).into_iter().chain(names).collect()];
+    for GroupRows { runs, rows, .. } in groups {
+        for (n, (row, of_row)) in rows.into_iter().enumerate() {
+            let name = if n == 0 { named(&runs) } else { String::new() };
+            let of_row = of_row.into_iter().map(|cell| cell.unwrap_or_else(|| "-".into()));
+            cells.push([name, terminal::shown(&row)].into_iter().chain(of_row).collect());
+        }
+    }
+    let is_number = |n: usize| n.checked_sub(2).is_some_and(|n| columns[n].is_number);
+    let mut out = aligned(&cells, is_number);
+    for [term, meaning] in reasons.into_iter().chain(legend) {
+        out.push_str(&format!("{}: {meaning}\n", terminal::shown(&term)));
     }
     out
 }

@@ -21,6 +21,7 @@ mod chat_vocabulary;
 mod chats;
 mod choosing;
 mod comparing;
+mod comparing_tasks;
 mod data_sets;
 mod dice;
 mod diverging;

@@ -204,7 +204,8 @@ impl Chart {
 
     fn legend(&self, out: &mut String) {
         let ring = self.ring.filter(|ring| self.has_place(ring.0));
-        if self.series.len() == 1 && self.bands.is_empty() && self.marks.is_empty() && ring.is_none() {
+        let is_alone = self.series.len() == 1 && !self.pairs;
+        if is_alone && self.bands.is_empty() && self.marks.is_empty() && ring.is_none() {
             return;
         }
         out.push_str("<ul class=\"legend\">");

@@ -40,7 +40,7 @@ impl TaskPoints {
         Self::select(ScoreFiles::of_run(folder), recipe, reported, last_step, READ_BYTES)
     }
 
-    fn select(
+    pub(super) fn select(
         found: ScoreFiles,
         recipe: Option<Recipe>,
         reported: &[TaskMetrics],

@@ -90,7 +90,9 @@ impl Term {
             ],
             Term::TaskScore => [
                 "Score on a task",
-                "The mean of a metric over the rows of a task; docs/evaluation.md lists the metrics. The shaded 95% interval is that of other                  rows of the same kind. All steps are scored on the same rows, so a difference between two steps is surer than their                  intervals suggest. Chance: the score of a model that guesses.",
+                "The mean of a metric over the rows of a task; docs/evaluation.md lists the metrics. The 95% interval says how far other rows \
+                 of this kind could move it. All steps are scored on the same rows, so a difference of two steps is surer than their \
+                 intervals suggest. Chance: the score of a model that guesses.",
             ],
             Term::LearningRate => {
                 ["Learning rate", "The learning rate that the optimizer used at each step."]

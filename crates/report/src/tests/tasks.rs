@@ -65,9 +65,10 @@ fn runs_share_the_chart_of_a_task_and_a_row_of_the_table() {
     other.records.retain(|record| !matches!(&record.event, Event::Task(m) if m.task == "<names>"));
     let page = document(&[scored("a", 0.0), other.clone()]);
     for expected in [
-        "capitalsacc, 200 rowsa 0.5000 (0.4375 to 0.5625)b 0.6250 (0.5625 to 0.6875)acc",
+        "capitalsacc, 200 rows\na 0.5000 (0.4375 to 0.5625)b 0.6250 (0.5625 to 0.6875)\n",
         "Shaded: 95% intervals.",
-        "TaskMetricRowsChanceabcapitalsacc2000.25000.5000 0.4375 to 0.56250.6250 0.5625 to 0.6875",
+        "TaskMetricRowsChanceab\n",
+        "capitalsacc2000.25000.5000 0.4375 to 0.56250.6250 0.5625 to 0.6875",
         "<names>acc2000.25000.7500–",
     ] {
         assert!(page.text.contains(expected), "{expected} in {}", page.text);
@@ -80,7 +81,7 @@ fn runs_share_the_chart_of_a_task_and_a_row_of_the_table() {
         }
     }
     let page = document(&[scored("a", 0.0), other]);
-    for expected in ["capitalsacc, 200 rowsa 0.5", "capitalsacc, 1 rowb 0.6"] {
+    for expected in ["capitalsacc, 200 rows\na 0.5", "capitalsacc, 1 row\nb 0.6"] {
         assert!(page.text.contains(expected), "{expected} in {}", page.text);
     }
 }
@@ -89,7 +90,7 @@ fn runs_share_the_chart_of_a_task_and_a_row_of_the_table() {
 fn many_runs_have_a_row_each_and_no_areas_that_hide_each_other() {
     let runs: Vec<RunData> = (0..6).map(|n| scored(&format!("run{n}"), f64::from(n) / 32.0)).collect();
     let page = document(&runs);
-    for expected in ["Runcapitals, acc, 200 rows<names>, acc, 200 rowsrun00.5000 0.4375", "run50.6562"] {
+    for expected in ["Runcapitals, acc, 200 rows<names>, acc, 200 rows\n", "run00.5000 0.4375", "run50.6562"] {
         assert!(page.text.contains(expected), "{expected} in {}", page.text);
     }
     assert!(attributes(&page, "band c0", "d").is_empty() && !page.text.contains("Shaded"));
@@ -128,8 +129,8 @@ fn the_page_of_a_run_under_way_has_its_tasks() {
     let folder = tempfile::tempdir().unwrap();
     let mut live = LiveReport::open(folder.path(), String::new()).unwrap();
     scored("r", 0.0).records.iter().for_each(|record| live.add(record));
-    let page = render(&live.page(RunSummary::default()));
-    assert!(markup::read(&page).unwrap().text.contains("capitalsacc, 200 rowsacc 0.5000"), "{page}");
+    let page = document(&[live.page(RunSummary::default())]);
+    assert!(page.text.contains("capitalsacc, 200 rows\nacc 0.5000"), "{}", page.text);
 }
 
 /// Writes scores of four rows, of which `right` are right.
@@ -246,7 +247,7 @@ fn damaged_files_of_scores_are_noted_and_leave_the_others() {
     run.read_scores(folder.path());
     assert_eq!(run.history().tasks.iter().map(|m| m.step).collect::<Vec<_>>(), [10, 20]);
     assert_eq!(run.problems.len(), 4, "{:#?}", run.problems);
-    assert!(run.problems[0].contains("step-1.bf16.jsonl: line 1"), "{:?}", run.problems);
+    assert!(run.problems[0].contains("step-1.bf16.jsonl, line 1"), "{:?}", run.problems);
     assert_eq!(run.problems[3], "4 more files of scores could not be used");
     document(&[run]);
 }

@@ -397,7 +397,9 @@ impl ExampleRun {
             };
             events.push(source.into());
         }
-        events.extend((0..self.tasks).map(|n| self.score(n, step).into()));
+        // One evaluation is that of the last step.
+        let tasks = if self.evals == 1 && step == 0 { 0 } else { self.tasks };
+        events.extend((0..tasks).map(|n| self.score(n, step).into()));
     }
 
     /// The score on the n-th task, which leaves the chance level sooner the lower n is.

@@ -1,7 +1,8 @@
-//! Scores of a run's checkpoints that only its files of scores have, as after `xtrain eval --every-checkpoint`.
+//! Scores of a run's checkpoints that only its files of scores have, as after
+//! `xtrain eval --every-checkpoint`.
 //!
-//! A file counts if it is complete, of all rows of its task, in the run's own precision, and of a step that the
-//! run has made and reported no score of. Rows are read of these files only.
+//! A file counts if it is complete, of all rows of its task, in the run's own precision, and of a step that
+//! the run has made and reported no score of. Rows are read of these files only.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
@@ -13,7 +14,8 @@ use xtrain_model::Recipe;
 use super::metrics::{TaskMetrics, format};
 use super::scores::{ScoreFile, ScoreFiles, TaskScore, items, read_scores};
 
-/// Maximum size of the files whose rows are read for a page, in bytes. Of more, every second, third, ... step is.
+/// Maximum size of the files whose rows are read for a page, in bytes. Of larger ones, every second, third,
+/// ... step is read.
 const READ_BYTES: u64 = 512 << 20;
 
 /// Maximum number of files that cannot be used and are listed; the others are counted.
@@ -29,8 +31,8 @@ pub(super) struct TaskPoints {
 }
 
 impl TaskPoints {
-    /// The scores in the files of the run in `folder`, whose recipe is `recipe`, up to `last_step`, that are not
-    /// among the `reported` ones.
+    /// The scores in the files of the run in `folder`, whose recipe is `recipe`, up to `last_step`, that are
+    /// not among the `reported` ones.
     pub(super) fn read(
         folder: &Path,
         recipe: Option<Recipe>,
@@ -40,6 +42,7 @@ impl TaskPoints {
         Self::select(ScoreFiles::of_run(folder), recipe, reported, last_step, READ_BYTES)
     }
 
+    /// The scores in the files that are `found`, of which at most about `most_bytes` are read.
     pub(super) fn select(
         found: ScoreFiles,
         recipe: Option<Recipe>,

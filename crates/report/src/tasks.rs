@@ -33,6 +33,10 @@ pub(super) fn tasks(out: &mut String, all: &Views<'_>) {
             let _ = write!(body, "<div{wide}>\n{}</div>\n", chart.html());
         }
         body.push_str("</div>\n");
+        // The legend of one run names the area.
+        if all.views.len() > 1 && drawn.iter().any(|curves| curves.has_bands()) {
+            note(&mut body, "Shaded: 95% intervals.");
+        }
         if drawn.len() > CHARTS {
             note(&mut body, &format!("{} more tasks are only in the table.", drawn.len() - CHARTS));
         }
@@ -80,12 +84,18 @@ impl<'a> TaskCurves<'a> {
         self.of_runs.iter().any(|scores| finite(scores) > 1)
     }
 
+    /// True if intervals are drawn: there are some, of few runs.
+    fn has_bands(&self) -> bool {
+        let runs = self.of_runs.iter().filter(|scores| !scores.is_empty()).count();
+        runs <= BANDS && self.of_runs.iter().flatten().any(|m| m.interval.is_some())
+    }
+
     /// The scores over the steps, with their intervals and the score of a model that guesses.
     fn chart(&self, all: &Views<'_>) -> Option<Chart> {
         let chance = self.chance().filter(|chance| *chance > 0.0);
         let y = self.axis(chance)?;
         let alone = all.views.len() == 1;
-        let has_bands = self.of_runs.iter().filter(|scores| !scores.is_empty()).count() <= BANDS;
+        let has_bands = self.has_bands();
         let (mut series, mut bands) = (Vec::new(), Vec::new());
         for (view, scores) in all.views.iter().zip(&self.of_runs) {
             let Some(last) = scores.last() else { continue };
@@ -94,7 +104,7 @@ impl<'a> TaskCurves<'a> {
             let points = scores.iter().map(|m| (x(m), m.value)).collect();
             series.push(Series {
                 intervals: scores.iter().map(|m| m.interval).collect(),
-                value: LegendValue::Is(with_interval(last.value, last.interval)),
+                value: LegendValue::Is(with_interval(last.value, last.interval.filter(|_| has_bands))),
                 ..Series::new(name, Style::Dotted, view.color, view.tone, points)
             });
             let ends = |m: &&TaskMetrics| {
@@ -108,9 +118,6 @@ impl<'a> TaskCurves<'a> {
         }
         let subtitle = format!("{}, {}", self.metric, counted_rows(self.rows));
         let mut chart = all.chart(self.task.to_owned(), subtitle, self.metric.to_owned(), y, series);
-        if !alone && !bands.is_empty() {
-            chart.notes.push("Shaded: 95% intervals.".to_owned());
-        }
         chart.references.extend(chance.map(|chance| (chance, "chance".to_owned())));
         Some(Chart { bands, ..chart })
     }
@@ -226,4 +233,5 @@ fn latest_by_run(all: &Views<'_>, curves: &[TaskCurves<'_>]) -> String {
 }
 
 /// Says what the table of several runs has.
-const NOTE: &str = "The latest scores, with their 95% intervals. xtrain compare tests the differences row by row.";
+const NOTE: &str =
+    "The latest scores, with their 95% intervals. xtrain compare tests the differences row by row.";

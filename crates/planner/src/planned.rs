@@ -11,7 +11,7 @@ use xtrain_model::decoder::{Balancing, Batch, Loss};
 use xtrain_program as program;
 use xtrain_rank::Rank;
 use xtrain_step::engine::Target;
-use xtrain_step::scoring::ScoredShape;
+use xtrain_step::scored_shape::ScoredShape;
 use xtrain_step::training_spec::TrainingSpec;
 
 /// A run file resolved before its data is opened.

@@ -34,9 +34,9 @@ pub enum ReportError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The problem.
         problem: String,
-        /// What to do.
+        /// The remedy.
         advice: &'static str,
     },
     /// The name of the page is taken by another file.

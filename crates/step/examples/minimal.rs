@@ -112,8 +112,7 @@ fn spec(model: Architecture) -> TrainingSpec {
 
 /// Trains one step; returns its loss, in nats per byte.
 pub fn train_step(learner: &mut Learner, text: &[u8], step: u64) -> Result<f64, Box<dyn Error>> {
-    // 10 steps of warmup, then a constant rate.
-    let lr = 3e-3 * ((step + 1) as f64 / 10.0).min(1.0);
+    let lr = 3e-3 * ((step + 1) as f64 / 10.0).min(1.0); // 10 steps of warmup, then a constant rate.
     Ok(learner.step(step, lr, &[batch(text, step)?])?.loss)
 }
 

@@ -21,6 +21,7 @@ pub mod passes;
 pub mod programs;
 pub mod random_batch;
 pub mod schedule;
+pub mod scored_shape;
 pub mod scoring;
 pub mod spans;
 pub mod training_spec;

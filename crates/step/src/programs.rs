@@ -4,7 +4,7 @@
 use crate::error::ProgramError;
 use crate::layout::Layout;
 use crate::passes::{self, Setting};
-use crate::scoring::ScoredShape;
+use crate::scored_shape::ScoredShape;
 use crate::training_spec::TrainingSpec;
 use xtrain_model::decoder::{Batch, Context, Loss, trace_logits, trace_loss, trace_scores};
 use xtrain_model::{Architecture, Init, Numerics};

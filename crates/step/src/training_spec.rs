@@ -1,6 +1,6 @@
 //! The description of a training step: everything that determines its program.
 
-use crate::scoring::ScoredShape;
+use crate::scored_shape::ScoredShape;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::optimizer::Optimizer;
 use xtrain_model::{Architecture, FixedRouting, Fp8Overrides, Numerics, Recipe};

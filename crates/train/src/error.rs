@@ -7,12 +7,12 @@ use xtrain_config::ConfigErrors;
 use xtrain_config::files::advice;
 use xtrain_data::DataError;
 use xtrain_distributed::CommError;
+use xtrain_evaluation::error::EvaluationError;
 use xtrain_model::ModelError;
 use xtrain_planner::error::PlanError;
 use xtrain_report::ReportError;
 use xtrain_report::metrics::MetricsError;
 use xtrain_step::error::LearnError;
-use xtrain_tasks::error::TaskError;
 
 /// Error that ends a run. [`RunError::is_users`] decides the exit code.
 #[derive(Error)]
@@ -58,7 +58,7 @@ pub enum RunError {
     Ranks(#[from] CommError),
     /// A score that is not a finite number.
     #[error(transparent)]
-    Task(TaskError),
+    Task(EvaluationError),
     /// Anything else that the user can fix: the problem and the remedy.
     #[error("{0}")]
     Refused(String),
@@ -80,15 +80,15 @@ impl From<PlanError> for RunError {
     }
 }
 
-impl From<TaskError> for RunError {
-    fn from(error: TaskError) -> RunError {
+impl From<EvaluationError> for RunError {
+    fn from(error: EvaluationError) -> RunError {
         match error {
-            TaskError::Data(error) => RunError::Data(error),
-            TaskError::Report(error) => RunError::Report(error),
-            TaskError::Learn(error) => RunError::Learn(error),
-            TaskError::Ranks(error) => RunError::Ranks(error),
-            TaskError::Refused(text) => RunError::Refused(text),
-            TaskError::NotFinite { .. } => RunError::Task(error),
+            EvaluationError::Data(error) => RunError::Data(error),
+            EvaluationError::Report(error) => RunError::Report(error),
+            EvaluationError::Learn(error) => RunError::Learn(error),
+            EvaluationError::Ranks(error) => RunError::Ranks(error),
+            EvaluationError::Refused(text) => RunError::Refused(text),
+            EvaluationError::NotFinite { .. } => RunError::Task(error),
         }
     }
 }

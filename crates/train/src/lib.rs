@@ -12,7 +12,6 @@
 pub mod corpus;
 pub mod error;
 pub mod eval_data;
-pub mod evaluate;
 pub mod exchange;
 pub mod folder;
 pub mod growth;

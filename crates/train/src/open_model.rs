@@ -6,7 +6,6 @@ use crate::folder::RunFolder;
 use crate::growth;
 use crate::paths::{Sources, today};
 use crate::{position, run_file, source, state_io, static_scales};
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use xtrain_checkpoint::hf::{self, ExportDtype};
@@ -17,7 +16,7 @@ use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_planner::{hf_names, planned};
 use xtrain_program::StateKind;
 use xtrain_runtime::Checks;
-use xtrain_step::engine::Processor;
+use xtrain_step::engine::{Processor, ProcessorChoice};
 use xtrain_step::error::LearnError;
 use xtrain_step::weights::Weights;
 
@@ -66,23 +65,6 @@ pub enum Which {
     Best,
     /// The checkpoint of this step.
     Step(u64),
-}
-
-/// The processor on which a model is opened.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// The device.
-    pub device: Device,
-    /// The index of the GPU among those of the process.
-    pub gpu: usize,
-    /// Algorithms that another process has chosen for the same programs.
-    pub choices: BTreeMap<String, String>,
-}
-
-impl From<Device> for Place {
-    fn from(device: Device) -> Place {
-        Place { device, gpu: 0, choices: BTreeMap::new() }
-    }
 }
 
 impl OpenedModel {
@@ -134,7 +116,7 @@ impl OpenedModel {
 pub fn open(
     folder: &Path,
     which: Which,
-    place: impl Into<Place>,
+    place: impl Into<ProcessorChoice>,
     recipe: Option<Recipe>,
 ) -> Result<OpenedModel, RunError> {
     let place = &place.into();
@@ -205,7 +187,7 @@ pub fn open_without_tokenizer(
 fn hf_weights(
     folder: &Path,
     model: Architecture,
-    place: &Place,
+    place: &ProcessorChoice,
     recipe: Option<Recipe>,
 ) -> Result<Weights, RunError> {
     let mut weights = weights(place, model, recipe.unwrap_or(Recipe::Fp32).into())?;
@@ -216,7 +198,7 @@ fn hf_weights(
 fn open_run(
     run: &RunFolder,
     which: Which,
-    place: &Place,
+    place: &ProcessorChoice,
     recipe: Option<Recipe>,
 ) -> Result<OpenedModel, RunError> {
     let mut parsed = Config::load::<&str>(&run.config(), &[])?;
@@ -300,10 +282,9 @@ pub fn load_masters(weights: &mut Weights, checkpoint: &Checkpoint, run: &RunFol
     Ok(weights.refresh()?)
 }
 
-fn weights(place: &Place, model: Architecture, numerics: Numerics) -> Result<Weights, RunError> {
-    let processor = Processor::choose_at(place.device, place.gpu)
-        .map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
-    processor.adopt(&place.choices);
+fn weights(place: &ProcessorChoice, model: Architecture, numerics: Numerics) -> Result<Weights, RunError> {
+    let processor =
+        Processor::chosen(place).map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
     let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
     let weights = Weights::new(engine, model, numerics);
     Ok(weights.map_err(|e| e.advising("use a smaller model, or a machine with more memory"))?)

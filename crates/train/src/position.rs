@@ -1,13 +1,13 @@
 //! The position of a run, and everything else in a checkpoint besides the state.
 
 use crate::error::RunError;
-use crate::evaluate::{SourceTally, Tally};
 use crate::folder::RunFolder;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use xtrain_checkpoint::{Checkpoint, CheckpointStore};
 use xtrain_config::{Config, PrecisionConfig};
 use xtrain_data::{Loader, LoaderState};
+use xtrain_evaluation::loss::{SourceTally, Tally};
 use xtrain_report::metrics::ReferenceGap;
 use xtrain_step::divergence::Divergence;
 
@@ -24,7 +24,8 @@ pub(crate) struct Position {
     pub saturated: u64,
     /// Wall time in training steps.
     pub train_seconds: f64,
-    /// Step and loss, or score on the task of `checkpoint.best`, of the best evaluation whose state was saved.
+    /// Step and loss, or score on the task of `checkpoint.best`, of the best evaluation whose state was
+    /// saved.
     pub best: Option<(u64, f64)>,
     /// The evaluation after this step, if the run was stopped during it.
     #[serde(default)]

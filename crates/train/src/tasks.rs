@@ -8,8 +8,8 @@ use std::path::Path;
 use xtrain_data::chat::ChatPrompts;
 use xtrain_data::task::Task;
 use xtrain_data::{Dataset, Tokenizer};
-use xtrain_step::scoring::ScoredShape;
-use xtrain_tasks::CheckedTask;
+use xtrain_evaluation::CheckedTask;
+use xtrain_step::scored_shape::ScoredShape;
 
 /// Opens the tasks and reads all of their rows.
 ///
@@ -34,11 +34,7 @@ pub(crate) fn shapes(
     context: usize,
 ) -> Result<Vec<ScoredShape>, RunError> {
     let prompts = prompts(sources, tokenizer, tasks.iter().map(|task| &task.task))?;
-    let mut shapes = BTreeSet::new();
-    for task in tasks {
-        shapes.extend(task.shapes(tokenizer, prompts.as_ref(), context)?);
-    }
-    Ok(shapes.into_iter().collect())
+    Ok(xtrain_evaluation::shapes(tasks, tokenizer, prompts.as_ref(), context)?)
 }
 
 /// The shapes before the data of a run is opened, as [`shapes`], with the tokenizer that is `known`, or that

@@ -10,11 +10,11 @@ use xtrain_checkpoint::CheckpointError;
 use xtrain_config::ConfigErrors;
 use xtrain_data::DataError;
 use xtrain_distributed::{CommError, Fault};
+use xtrain_evaluation::error::EvaluationError;
 use xtrain_planner::error::PlanError;
 use xtrain_report::ReportError;
 use xtrain_report::metrics::printable;
 use xtrain_step::error::LearnError;
-use xtrain_tasks::error::TaskError;
 use xtrain_train::error::RunError;
 
 /// A failed command.
@@ -119,7 +119,7 @@ from! {
     CheckpointError => CheckpointError::is_users;
     ReportError => |_| true;
     LearnError => LearnError::is_users;
-    TaskError => TaskError::is_users;
+    EvaluationError => EvaluationError::is_users;
 }
 
 impl From<RunError> for Failure {

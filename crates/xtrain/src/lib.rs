@@ -62,6 +62,7 @@ pub mod prelude {
     pub use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
     pub use xtrain_config::{Config, Device, Override, Parsed};
     pub use xtrain_data::{Dataset, Loader, SpecialTokens, Tokenizer, Validation};
+    pub use xtrain_evaluation::loss::Evaluator;
     pub use xtrain_model::{Architecture, Family, Recipe};
     pub use xtrain_program::{Plan, Program, Recompute, Tracer};
     pub use xtrain_report::metrics::Event;
@@ -73,7 +74,6 @@ pub mod prelude {
     pub use xtrain_train::corpus::Notice;
     pub use xtrain_train::error::RunError;
     pub use xtrain_train::eval_data::{TextLoss, TextOptions, text as evaluate_text};
-    pub use xtrain_train::evaluate::Evaluator;
     pub use xtrain_train::exchange::{export, import};
     pub use xtrain_train::open_model::{OpenedModel, Which, open};
     pub use xtrain_train::run::{Observer, Outcome, Start, train};
@@ -81,8 +81,8 @@ pub mod prelude {
 }
 
 pub use {
-    xtrain_checkpoint as checkpoint, xtrain_config as config, xtrain_data as data, xtrain_lab as lab,
-    xtrain_model as model, xtrain_ops as ops, xtrain_planner as planner, xtrain_program as program,
-    xtrain_rank as rank, xtrain_report as report, xtrain_runtime as runtime, xtrain_step as step,
-    xtrain_tensor as tensor, xtrain_train as train,
+    xtrain_checkpoint as checkpoint, xtrain_config as config, xtrain_data as data,
+    xtrain_evaluation as evaluation, xtrain_lab as lab, xtrain_model as model, xtrain_ops as ops,
+    xtrain_planner as planner, xtrain_program as program, xtrain_rank as rank, xtrain_report as report,
+    xtrain_runtime as runtime, xtrain_step as step, xtrain_tensor as tensor, xtrain_train as train,
 };

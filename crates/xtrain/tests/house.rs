@@ -36,7 +36,7 @@ const FLOORS: [(&str, u32); 20] = [
     ("report", 6),
     ("step", 7),
     ("planner", 8),
-    ("tasks", 8),
+    ("evaluation", 8),
     ("train", 9),
     ("lab", 10),
     ("xtrain", 11),

@@ -22,6 +22,23 @@ pub enum Processor {
     Cuda(Box<Gpu>),
 }
 
+/// The choice of a processor.
+#[derive(Clone, Debug)]
+pub struct ProcessorChoice {
+    /// The device.
+    pub device: Device,
+    /// The index of the GPU among those of the process.
+    pub gpu: usize,
+    /// Algorithms that another process has chosen for the same programs.
+    pub choices: BTreeMap<String, String>,
+}
+
+impl From<Device> for ProcessorChoice {
+    fn from(device: Device) -> ProcessorChoice {
+        ProcessorChoice { device, gpu: 0, choices: BTreeMap::new() }
+    }
+}
+
 /// A path on which GPUs exchange data.
 pub enum DataPath {
     /// Host memory, and sockets between ranks.
@@ -92,6 +109,13 @@ impl Processor {
                 Ok(Processor::Cpu)
             }
         }
+    }
+
+    /// As [`Processor::choose`], with the algorithms of the choice.
+    pub fn chosen(choice: &ProcessorChoice) -> Result<Processor, CudaError> {
+        let processor = Processor::choose_at(choice.device, choice.gpu)?;
+        processor.adopt(&choice.choices);
+        Ok(processor)
     }
 
     /// The number of GPUs that this process sees.

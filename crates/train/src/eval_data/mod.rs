@@ -10,7 +10,6 @@ pub use text::{EvalProgress, TextLoss, TextOptions, text};
 
 use crate::corpus::{Corpus, Notice, validation_of_run};
 use crate::error::RunError;
-use crate::evaluate::{Evaluator, Tally};
 use crate::open_model::{OpenedModel, RunOrigin};
 use crate::process_group::ProcessGroup;
 use crate::texts;
@@ -22,6 +21,7 @@ use xtrain_data::{
     ChatOptions, DataError, Dataset, InputOptions, Packing, PrepareOptions, TokenStream, Tokenizer,
     Validation, holds_conversations, prepare_cached,
 };
+use xtrain_evaluation::loss::{Evaluator, Tally};
 use xtrain_model::decoder::Batch;
 
 /// Tokens whose logits exist at one time.

@@ -21,6 +21,7 @@ use xtrain_distributed::{
     Alone, Cause, Channel, CommError, Communicator, Control, Environment, Fault, Secret, StartOptions,
     TcpCommunicator,
 };
+use xtrain_evaluation::Gather;
 use xtrain_rank::Rank;
 use xtrain_runtime::EngineError;
 use xtrain_step::error::LearnError;
@@ -220,12 +221,7 @@ impl ProcessGroup {
     /// # Errors
     /// The run has ended; a rank does not come within the time of a step.
     pub(crate) fn gather(&self, own: &[u64]) -> Result<Vec<Vec<u64>>, RunError> {
-        let Some(ranks) = &self.ranks else { return Ok(vec![own.to_vec()]) };
-        let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let mut all = vec![0; bytes.len() * self.rank().world_size];
-        ranks.messages.all_gather(ranks.messages.world(), 0, &bytes, &mut all)?;
-        let all: Vec<u64> = all.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        Ok(all.chunks(own.len()).map(<[u64]>::to_vec).collect())
+        Ok(Gather::gather(self, own)?)
     }
 
     /// From now on, a step may take only the time that the run file allows.
@@ -254,6 +250,21 @@ impl ProcessGroup {
     pub fn finish(&self) -> Result<(), RunError> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         Ok(ranks.control.finish()?)
+    }
+}
+
+impl Gather for ProcessGroup {
+    fn rank(&self) -> Rank {
+        ProcessGroup::rank(self)
+    }
+
+    fn gather(&self, own: &[u64]) -> Result<Vec<Vec<u64>>, CommError> {
+        let Some(ranks) = &self.ranks else { return Ok(vec![own.to_vec()]) };
+        let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut all = vec![0; bytes.len() * self.rank().world_size];
+        ranks.messages.all_gather(ranks.messages.world(), 0, &bytes, &mut all)?;
+        let all: Vec<u64> = all.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        Ok(all.chunks(own.len()).map(<[u64]>::to_vec).collect())
     }
 }
 

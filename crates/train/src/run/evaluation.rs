@@ -3,13 +3,12 @@
 use super::observer::{Observer, Outcome};
 use super::prompts::SamplePrompt;
 use super::steps::exchange_error;
+use super::tasks::RunTasks;
 use super::watch::Watch;
 use super::{Run, is_due};
 use crate::error::RunError;
-use crate::evaluate::{Evaluator, SourceTally, Tally};
-use std::ops::ControlFlow;
-use std::time::Instant;
 use xtrain_data::Validation;
+use xtrain_evaluation::loss::{Evaluator, SourceTally, Tally};
 use xtrain_report::metrics::{EvalMetrics, SourceMetrics};
 use xtrain_step::spans::step_span;
 
@@ -21,6 +20,8 @@ pub(super) struct Evaluation {
     pub(super) entropy_is_known: bool,
     /// Those of `eval.prompts` and `eval.chats`.
     pub(super) prompts: Vec<SamplePrompt>,
+    /// Those of `eval.tasks`.
+    pub(super) tasks: RunTasks,
 }
 
 impl Run {
@@ -92,17 +93,11 @@ impl Run {
         }
         let sequences = self.config.eval.sequences(self.config.data.seq_len);
         let (mut stop_request, mut batch_begun, saving) = (None, None, self.saving(watch));
-        let mut check = || {
-            if let Some(begun) = batch_begun.replace(Instant::now()) {
-                watch.batch = watch.batch.max(begun.elapsed());
-            }
-            stop_request = stop_request.or_else(|| watch.ended(watch.batch + saving));
-            if stop_request.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
+        let mut check = || watch.check_batch(&mut batch_begun, &mut stop_request, saving);
         let validation = validation.at_most(sequences);
         let weights = self.learner.weights();
         let ended = evaluator.add(weights, &validation, &mut tally, &self.process_group, &mut check);
-        let ended = ended.map_err(|error| exchange_error(self.position.step, "evaluation", error))?;
+        let ended = ended.map_err(|error| exchange_error(self.position.step, "evaluation", error.into()))?;
         if ended.is_break() {
             // JSON has no infinities: such a sum is computed again.
             self.position.evaluation = Some(if tally.is_finite() { tally } else { Tally::default() });

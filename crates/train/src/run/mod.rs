@@ -59,7 +59,6 @@ use reporting::Reports;
 use snapshot::CheckpointWriter;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
-use tasks::RunTasks;
 use together::Together;
 use watch::Watch;
 use xtrain_config::{Config, Parsed};
@@ -133,7 +132,6 @@ struct Run {
     learner: Learner,
     checkpoints: CheckpointWriter,
     evaluation: Evaluation,
-    tasks: RunTasks,
     reports: Reports,
     /// Metadata of the exported Hugging Face folder.
     identity: exchange::Identity,

@@ -13,13 +13,15 @@ use super::saturation::Saturation;
 use super::settings::Settings;
 use super::setup::{Loaded, Setup};
 use super::snapshot::CheckpointWriter;
-use super::tasks::{RunTasks, check_hashes};
+use super::tasks::RunTasks;
 use super::together::Together;
 use super::{Run, choices};
 use crate::error::RunError;
 use crate::exchange::Identity;
 use crate::process_group::{Facts, ProcessGroup};
+use crate::tasks;
 use xtrain_config::{Config, Parsed};
+use xtrain_evaluation::check_hashes;
 use xtrain_planner::choose;
 use xtrain_planner::describe::describe;
 use xtrain_planner::tunable::Field;
@@ -52,7 +54,7 @@ pub(super) fn open(
     let processor = stages.on_all_ranks("processor", || setup.processor())?;
     let early = stages.on_rank_0("plan before text", || setup.check_before_text(&processor))?.flatten();
     let corpus = stages.on_all_ranks("data", || setup.data(observer, time_is_up))?;
-    let tasks = stages.on_all_ranks("tasks", || setup.tasks(&corpus.tokenizer))?;
+    let tasks = stages.on_all_ranks("tasks", || tasks::checked(&setup.sources, &corpus.tokenizer))?;
     let prompts = stages.on_all_ranks("prompts", || setup.prompts(&corpus.tokenizer))?;
     let (planned, steps) =
         stages.on_all_ranks("plan", || setup.plan(&corpus, &tasks, hf.as_ref(), &processor))?;
@@ -86,7 +88,7 @@ pub(super) fn open(
     report_lines.iter().for_each(|line| tracing::info!("{line}"));
     let mut position = stages
         .on_all_ranks("position", || setup.restore(&mut learner, &mut checkpoints, &corpus, &config))?;
-    stages.on_all_ranks("hashes of tasks", || check_hashes(&tasks, &mut position))?;
+    stages.on_all_ranks("hashes of tasks", || Ok(check_hashes(&tasks, &mut position.task_hashes)?))?;
     // The run file may request fewer steps than the run has made.
     let steps = steps.max(position.step);
     stages.on_rank_0("first files", || setup.write_beginning(&config, steps, &corpus))?;
@@ -117,8 +119,12 @@ pub(super) fn open(
         learner,
         position,
         checkpoints,
-        tasks: RunTasks { tasks, scorer, channel: process_group.channel() },
-        evaluation: Evaluation { evaluator, entropy_is_known: false, prompts },
+        evaluation: Evaluation {
+            evaluator,
+            entropy_is_known: false,
+            prompts,
+            tasks: RunTasks { tasks, scorer, channel: process_group.channel() },
+        },
         reports: Reports { config_text, sink, live, hardware, saturation: Saturation::default() },
         identity,
         state_copy,

@@ -4,9 +4,9 @@ use super::Run;
 use super::observer::Observer;
 use super::saturation::Saturation;
 use crate::error::RunError;
-use crate::evaluate::SourceTally;
 use std::time::Duration;
 use xtrain_data::TokenCounts;
+use xtrain_evaluation::loss::SourceTally;
 use xtrain_model::decoder::ExpertSums;
 use xtrain_report::LiveReport;
 use xtrain_report::metrics::{

@@ -2,7 +2,6 @@
 
 use super::snapshot::{CheckpointWriter, Retention};
 use crate::error::RunError;
-use crate::evaluate::Tally;
 use crate::position::{CONFIG, POSITION, Position, document, next_sample};
 use crate::state_io::{self, SavedState, SavedValue, prefix};
 use crate::static_scales;
@@ -10,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use xtrain_checkpoint::{Checkpoint, Others};
 use xtrain_config::{self as config, Config};
 use xtrain_data::Loader;
+use xtrain_evaluation::loss::Tally;
 use xtrain_model::optimizer::Optimizer;
 use xtrain_planner::learning_rates::Rates;
 use xtrain_program::StateKind;

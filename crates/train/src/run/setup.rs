@@ -6,7 +6,6 @@ use super::reference::StateCopy;
 use super::reporting::Hardware;
 use crate::corpus::{Corpus, RecordedText};
 use crate::error::RunError;
-use crate::evaluate::Evaluator;
 use crate::folder::RunFolder;
 use crate::growth;
 use crate::paths::Sources;
@@ -17,6 +16,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_config::{Config, Device as DeviceChoice, Facts, Parsed};
 use xtrain_data::{DataError, TokenStream};
+use xtrain_evaluation::CheckedTask;
+use xtrain_evaluation::loss::Evaluator;
 use xtrain_model::hf::HfConfig;
 use xtrain_planner::estimate::Device;
 use xtrain_planner::planned::{Planned, planned_for};
@@ -28,7 +29,6 @@ use xtrain_step::error::LearnError;
 use xtrain_step::learner::Learner;
 use xtrain_step::scoring::Scorer;
 use xtrain_step::training_spec::TrainingSpec;
-use xtrain_tasks::CheckedTask;
 
 /// Advice for a run that does not fit into memory.
 const MEMORY_ADVICE: &str =

@@ -5,10 +5,10 @@ use super::reporting::{FinishedStep, Progress};
 use super::watch::Watch;
 use super::{Run, is_due};
 use crate::error::RunError;
-use crate::evaluate::Tally;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use xtrain_distributed::CommError;
+use xtrain_evaluation::loss::Tally;
 use xtrain_rank::Rank;
 use xtrain_runtime::{EngineError, Ticket};
 use xtrain_step::error::LearnError;
@@ -148,7 +148,8 @@ impl Run {
             true => self.config.eval.at_end,
             false => is_due(step, self.config.eval.every.unwrap_or(0)),
         };
-        let score = !self.tasks.tasks.is_empty() && (last || is_due(step, self.config.eval.tasks_every));
+        let score =
+            !self.evaluation.tasks.tasks.is_empty() && (last || is_due(step, self.config.eval.tasks_every));
         let ended = match self.process_group.is_alone() {
             true => watch.ended(watch.step + self.saving(watch)),
             false => self.agreed_end(watch)?,

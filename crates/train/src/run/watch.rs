@@ -1,6 +1,7 @@
 //! The stop signal and the time limit, either of which may end a run early.
 
 use super::Outcome;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -34,5 +35,20 @@ impl<'a> Watch<'a> {
         }
         let is_over = self.limit.is_some_and(|limit| self.begun.elapsed() + next >= limit);
         is_over.then_some(Outcome::TimeLimit)
+    }
+
+    /// Before a batch of an evaluation: measures the one before, which began at `begun`, and breaks once
+    /// there is a request to stop.
+    pub(super) fn check_batch(
+        &mut self,
+        begun: &mut Option<Instant>,
+        request: &mut Option<Outcome>,
+        saving: Duration,
+    ) -> ControlFlow<()> {
+        if let Some(begun) = begun.replace(Instant::now()) {
+            self.batch = self.batch.max(begun.elapsed());
+        }
+        *request = request.or_else(|| self.ended(self.batch + saving));
+        if request.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 }

@@ -7,21 +7,22 @@ use crate::failure::Failure;
 use crate::ranks::{self, Place};
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
 use xtrain_config::{Device, ParallelConfig};
 use xtrain_data::Tokenizer;
 use xtrain_data::chat::ChatPrompts;
 use xtrain_data::task::Task;
+use xtrain_evaluation::error::EvaluationError;
+use xtrain_evaluation::{CheckedTask, Earlier, Exchange, ScoredModel, ScoresFolder, model_name};
 use xtrain_model::Recipe;
 use xtrain_report::scores::summaries;
-use xtrain_step::engine::Processor;
-use xtrain_step::scoring::{ScoredShape, Scorer};
-use xtrain_tasks::error::TaskError;
-use xtrain_tasks::{CheckedTask, Earlier, Exchange, ScoredModel, ScoresFolder};
+use xtrain_step::engine::{Processor, ProcessorChoice};
+use xtrain_step::scored_shape::ScoredShape;
+use xtrain_step::scoring::Scorer;
 use xtrain_train::error::RunError;
-use xtrain_train::open_model::{self, OpenedModel, Which, open};
+use xtrain_train::open_model::{OpenedModel, Which, open};
 use xtrain_train::process_group::ProcessGroup;
 
 pub(super) fn run(args: &EvalArgs, place: &Place) -> Result<ExitCode, Failure> {
@@ -86,7 +87,7 @@ fn all(
     let prompts = tasks.iter().any(Task::is_chat).then(|| ChatPrompts::new(&tokenizer, &options));
     let prompts = prompts.transpose().map_err(|error| RunError::Refused(error.to_string()))?;
     let checked = tasks.into_iter().map(|task| CheckedTask::new(task, prompts.as_ref(), args.limit));
-    let tasks: Vec<CheckedTask> = checked.collect::<Result<_, TaskError>>()?;
+    let tasks: Vec<CheckedTask> = checked.collect::<Result<_, EvaluationError>>()?;
     if !process_group.is_alone() {
         model.share(&tasks, &tokenizer, prompts.as_ref(), context)?;
     }
@@ -166,7 +167,7 @@ impl NamedModel<'_> {
         };
         let visible = if device == Device::Cpu { 0 } else { Processor::visible_gpus() };
         let gpu = if visible == 0 { 0 } else { self.process_group.gpu(visible)? };
-        let place = open_model::Place { device, gpu, choices };
+        let place = ProcessorChoice { device, gpu, choices };
         let mut opened = open(&self.args.model.model, step, place, precision)?;
         // Where tokens share scales, the scores are to be those of the run's own evaluation.
         let shares_scales = opened.weights.numerics().shares_scales();
@@ -188,11 +189,7 @@ impl NamedModel<'_> {
         prompts: Option<&ChatPrompts<'_>>,
         context: usize,
     ) -> Result<(), RunError> {
-        let mut shapes = BTreeSet::new();
-        for task in tasks {
-            shapes.extend(task.shapes(tokenizer, prompts, context)?);
-        }
-        self.shapes = shapes.into_iter().collect();
+        self.shapes = xtrain_evaluation::shapes(tasks, tokenizer, prompts, context)?;
         self.opened = None;
         Ok(())
     }
@@ -203,9 +200,7 @@ impl NamedModel<'_> {
         step: Which,
         prompts: Option<&'m ChatPrompts<'m>>,
     ) -> Result<ScoredModel<'m>, RunError> {
-        let folder = &self.args.model.model;
-        let folder = folder.canonicalize().unwrap_or_else(|_| folder.clone());
-        let name = folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let name = model_name(&self.args.model.model);
         let (OpenedModel { weights, tokenizer, step, .. }, scorer) = self.open(precision, step)?;
         Ok(ScoredModel { weights, scorer, tokenizer, prompts, name, step: *step })
     }

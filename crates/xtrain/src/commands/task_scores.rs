@@ -5,12 +5,12 @@ use crate::terminal;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use xtrain_data::task::Metric;
+use xtrain_evaluation::CheckedTask;
 use xtrain_model::Recipe;
 use xtrain_report::metrics::format;
 use xtrain_report::scores::{
     CentredMean, Interval, PairedDifference, RowScores, ScoresHeader, TaskScore, items,
 };
-use xtrain_tasks::CheckedTask;
 
 /// The scores of a task in one precision at one step.
 pub(super) struct ScoredTask {

@@ -1,6 +1,6 @@
 //! A hash of a model, so that scores of one are never taken for those of another.
 
-use crate::error::TaskError;
+use crate::error::EvaluationError;
 use crate::exchange::Exchange;
 use xtrain_data::Tokenizer;
 use xtrain_program::StateKind;
@@ -10,8 +10,8 @@ use xtrain_step::weights::Weights;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// The hash of all that scores of a model depend on, in hexadecimal: the masters, the architecture, the
-/// numerics with delayed scales, the tokenizer, and the size of batches if their tokens share scales. It does not depend on the
-/// number of ranks. All ranks call it.
+/// numerics with delayed scales, the tokenizer, and the size of batches if their tokens share scales. It does
+/// not depend on the number of ranks. All ranks call it.
 ///
 /// # Errors
 /// Weights that cannot be read; the run has ended.
@@ -20,7 +20,7 @@ pub(crate) fn model_hash(
     tokenizer: &Tokenizer,
     batch_tokens: usize,
     exchange: &Exchange<'_>,
-) -> Result<String, TaskError> {
+) -> Result<String, EvaluationError> {
     let mut sum = 0_u64;
     for master in weights.masters() {
         let held = weights.layout().held(StateKind::Master, &master.name);
@@ -44,7 +44,7 @@ pub(crate) fn model_hash(
         });
         sum = hashes.fold(sum, u64::wrapping_add);
     }
-    // A run with delayed scales has them in its engine, a checkpoint that is opened has not (docs/numerics.md).
+    // A run with delayed scales has them in its engine, a checkpoint that is opened has not.
     for scale in weights.engine().state_entries() {
         if scale.kind == StateKind::Scale && exchange.rank().is_first() {
             let bytes = weights.engine().read_state(scale.kind, &scale.name).map_err(LearnError::from)?;

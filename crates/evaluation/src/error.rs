@@ -1,4 +1,4 @@
-//! Errors of scoring.
+//! Errors of evaluations.
 
 use std::io;
 use std::path::Path;
@@ -9,10 +9,10 @@ use xtrain_distributed::CommError;
 use xtrain_report::ReportError;
 use xtrain_step::error::LearnError;
 
-/// Error of an evaluation on a task.
+/// Error of an evaluation.
 #[derive(Error)]
-pub enum TaskError {
-    /// A task, its rows, or the tokenizer.
+pub enum EvaluationError {
+    /// Text, a task, its rows, or the tokenizer.
     #[error(transparent)]
     Data(#[from] DataError),
     /// A file of scores.
@@ -43,23 +43,23 @@ pub enum TaskError {
     },
 }
 
-xtrain_tensor::debug_as_display!(TaskError);
+xtrain_tensor::debug_as_display!(EvaluationError);
 
-impl TaskError {
+impl EvaluationError {
     /// True if the user can fix it: exit code 2; otherwise 1.
     pub fn is_users(&self) -> bool {
         match self {
-            TaskError::Data(error) => error.is_users(),
-            TaskError::Learn(error) => error.is_users(),
-            TaskError::Report(_) | TaskError::Refused(_) => true,
-            TaskError::Ranks(error) => error.is_users(),
-            TaskError::NotFinite { .. } => false,
+            EvaluationError::Data(error) => error.is_users(),
+            EvaluationError::Learn(error) => error.is_users(),
+            EvaluationError::Report(_) | EvaluationError::Refused(_) => true,
+            EvaluationError::Ranks(error) => error.is_users(),
+            EvaluationError::NotFinite { .. } => false,
         }
     }
 
     /// The error of an operation on `path`: a verb, such as "open".
-    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> TaskError {
+    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> EvaluationError {
         let error = CheckpointError::io(path, action);
-        move |source| TaskError::Report(error(source).into())
+        move |source| EvaluationError::Report(error(source).into())
     }
 }

@@ -4,20 +4,59 @@
 //! its rows. Windows and batches follow from the rows and the device alone: an evaluation that is continued,
 //! or shared by other ranks, scores the same batches as one that was never interrupted.
 
-use crate::checked::CheckedTask;
-use crate::error::TaskError;
+use crate::checked::{CheckedTask, length};
+use crate::error::EvaluationError;
 use crate::exchange::Exchange;
-use crate::model::ScoredModel;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use xtrain_data::DataError;
-use xtrain_data::task::{EncodedRequest, Gold, TaskRow};
-use xtrain_report::scores::{RowScores, ScoresHeader, ScoresWriter};
+use std::path::Path;
+use xtrain_data::chat::ChatPrompts;
+use xtrain_data::task::{EncodedRequest, Gold, Metric, TaskRow};
+use xtrain_data::{DataError, Tokenizer};
+use xtrain_report::scores::{RowScores, ScoresHeader, ScoresWriter, TaskScore, items};
 use xtrain_step::learner::IN_FLIGHT;
-use xtrain_step::scoring::{FlyingBatch, Score, ScoredBatch, ScoredLength};
+use xtrain_step::scored_shape::ScoredLength;
+use xtrain_step::scoring::{FlyingBatch, Score, ScoredBatch, Scorer};
+use xtrain_step::weights::Weights;
 
 /// Batches whose tokens a window has, so that the last batch of each shape, which is not full, costs little.
 const WINDOW_BATCHES: usize = 64;
+
+/// A model whose scores are wanted, in one state and one precision.
+pub struct ScoredModel<'a> {
+    /// Its weights.
+    pub weights: &'a mut Weights,
+    /// Programs for them.
+    pub scorer: &'a mut Scorer,
+    /// Its tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// Its chat template, for tasks that are rendered in one.
+    pub prompts: Option<&'a ChatPrompts<'a>>,
+    /// Its name in files and messages.
+    pub name: String,
+    /// The step of the checkpoint, if it is from a run.
+    pub step: Option<u64>,
+}
+
+/// The name of the model in a folder, for files and messages.
+pub fn model_name(folder: &Path) -> String {
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+/// The mean of a metric over rows, and the ends of its 95% interval; `None` if the metric does not apply to
+/// them.
+///
+/// # Errors
+/// A row twice; a score that is not a finite number.
+pub fn mean_of(rows: &[RowScores], metric: Metric) -> Result<Option<MeanScore>, EvaluationError> {
+    let items = items(rows, metric).map_err(|error| EvaluationError::Refused(error.to_string()))?;
+    let score = items.as_ref().and_then(TaskScore::new);
+    Ok(score.map(|score| (score.mean, score.interval.map(|found| [found.low, found.high]))))
+}
+
+/// A mean, and the ends of its interval.
+pub type MeanScore = (f64, Option<[f64; 2]>);
 
 /// Progress on a task that an earlier process may have begun.
 pub(crate) struct Begun {
@@ -37,7 +76,7 @@ pub(crate) fn score(
     begun: Begun,
     exchange: &Exchange<'_>,
     on_progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
-) -> Result<Option<Vec<RowScores>>, TaskError> {
+) -> Result<Option<Vec<RowScores>>, EvaluationError> {
     let Begun { mut writer, mut scores, done } = begun;
     let window_tokens = WINDOW_BATCHES * model.scorer.batch_tokens();
     let mut rows = task.read(model.prompts)?.take(usize::try_from(header.rows).unwrap_or(usize::MAX));
@@ -55,7 +94,7 @@ pub(crate) fn score(
         let scored = window.score(model, exchange, &mut || on_progress(first as u64))?;
         let Some(of_window) = scored else { return Ok(None) };
         if let Some(broken) = of_window.iter().find(|row| row.is_broken()) {
-            return Err(TaskError::NotFinite {
+            return Err(EvaluationError::NotFinite {
                 task: task.task.name().to_owned(),
                 place: task.task.place(broken.row),
                 scores: broken.logprobs.clone(),
@@ -80,11 +119,6 @@ pub(crate) fn score(
     Ok(Some(scores))
 }
 
-/// The length of a request.
-pub(crate) fn length(request: &EncodedRequest) -> ScoredLength {
-    ScoredLength { inputs: request.tokens.len() - 1, targets: request.scored }
-}
-
 /// Some rows, encoded.
 struct RowWindow {
     rows: Vec<(TaskRow, Vec<EncodedRequest>)>,
@@ -104,7 +138,7 @@ impl RowWindow {
         task: &CheckedTask,
         rows: &mut dyn Iterator<Item = Result<TaskRow, DataError>>,
         tokens: usize,
-    ) -> Result<RowWindow, TaskError> {
+    ) -> Result<RowWindow, EvaluationError> {
         let context = model.weights.model().context();
         let (mut window, mut read) = (Vec::new(), 0);
         while read < tokens
@@ -123,7 +157,7 @@ impl RowWindow {
         model: &mut ScoredModel<'_>,
         exchange: &Exchange<'_>,
         check: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<Option<Vec<RowScores>>, TaskError> {
+    ) -> Result<Option<Vec<RowScores>>, EvaluationError> {
         let requests: Vec<&EncodedRequest> = self.rows.iter().flat_map(|(_, requests)| requests).collect();
         let lengths: Vec<ScoredLength> = requests.iter().copied().map(length).collect();
         let tokens_of = |item: usize| (requests[item].tokens.as_slice(), requests[item].scored);
@@ -180,7 +214,7 @@ fn message(stops: bool, scores: &[(usize, Score)]) -> Vec<u64> {
     std::iter::once(u64::from(stops)).chain(scores.iter().flat_map(words)).collect()
 }
 
-/// What [`message`] has written.
+/// The stop request and the scores of a [`message`].
 fn read_message(words: &[u64]) -> (bool, impl Iterator<Item = (usize, Score)>) {
     let (stops, scores) = words.split_first().map_or((false, words), |(&stops, rest)| (stops == 1, rest));
     let scores = scores.as_chunks().0.iter().map(|&[item, logprob, greedy]| {

@@ -1,6 +1,6 @@
 //! Folders of scores.
 
-use crate::error::TaskError;
+use crate::error::EvaluationError;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use xtrain_report::scores::{ScoresHeader, ScoresWriter};
@@ -36,7 +36,11 @@ impl ScoresFolder {
 
     /// Fails if an evaluation that would write a file of this name was interrupted, and the task has changed
     /// since.
-    pub(crate) fn check_interrupted(&self, header: &ScoresHeader, file: &Path) -> Result<(), TaskError> {
+    pub(crate) fn check_interrupted(
+        &self,
+        header: &ScoresHeader,
+        file: &Path,
+    ) -> Result<(), EvaluationError> {
         let (task, hash) = (safe_name(&header.task), short(&header.hash));
         let Ok(folders) = std::fs::read_dir(&self.folder) else { return Ok(()) };
         for entry in folders.flatten() {
@@ -47,7 +51,7 @@ impl ScoresFolder {
             };
             let begun = file.file_name().map(|name| ScoresWriter::partial(&entry.path().join(name)));
             if begun.is_some_and(|begun| begun.exists()) {
-                return Err(TaskError::Refused(format!(
+                return Err(EvaluationError::Refused(format!(
                     "{}: an evaluation of {} with hash {other} was interrupted, and the task now has hash {hash}; take the \
                      task as it was, or begin anew with --again, or in another folder with --out",
                     self.folder.display(),
@@ -60,7 +64,11 @@ impl ScoresFolder {
 
     /// Removes what interrupted evaluations that would write `file` have left, of whatever version of the
     /// task.
-    pub(crate) fn forget_interrupted(&self, header: &ScoresHeader, file: &Path) -> Result<(), TaskError> {
+    pub(crate) fn forget_interrupted(
+        &self,
+        header: &ScoresHeader,
+        file: &Path,
+    ) -> Result<(), EvaluationError> {
         let task = safe_name(&header.task);
         let Some(name) = file.file_name() else { return Ok(()) };
         let folders = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
@@ -73,7 +81,7 @@ impl ScoresFolder {
             let begun = ScoresWriter::partial(&folder.join(name));
             match std::fs::remove_file(&begun) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
-                    return Err(TaskError::io(&begun, "remove")(error));
+                    return Err(EvaluationError::io(&begun, "remove")(error));
                 }
                 _ => {}
             }

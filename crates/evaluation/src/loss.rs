@@ -1,7 +1,7 @@
 //! The loss of held-out text.
 
-use crate::error::RunError;
-use crate::process_group::ProcessGroup;
+use crate::error::EvaluationError;
+use crate::exchange::Gather;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -50,7 +50,7 @@ impl Evaluator {
         weights: &mut Weights,
         validation: &Validation,
         first: u64,
-    ) -> Result<OwnBatch, RunError> {
+    ) -> Result<OwnBatch, EvaluationError> {
         let has_batch = first < validation.window_count();
         if !has_batch && !self.is_collective {
             return Ok(OwnBatch::None);
@@ -114,11 +114,11 @@ impl Evaluator {
         weights: &mut Weights,
         round: Round,
         tally: &mut Tally,
-        process_group: &ProcessGroup,
-    ) -> Result<bool, RunError> {
+        ranks: &dyn Gather,
+    ) -> Result<bool, EvaluationError> {
         let own = self.land(weights, round.own)?;
         let mut stops = false;
-        for message in process_group.gather(&own.message(round.stop_request))? {
+        for message in ranks.gather(&own.message(round.stop_request))? {
             let (stop_request, sums) = Sums::from_message(&message);
             stops |= stop_request;
             if sums.is_of_a_batch {
@@ -137,15 +137,15 @@ impl Evaluator {
         weights: &mut Weights,
         validation: &Validation,
         tally: &mut Tally,
-        process_group: &ProcessGroup,
+        ranks: &dyn Gather,
         check: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>, RunError> {
+    ) -> Result<ControlFlow<()>, EvaluationError> {
         let all = validation.window_count();
         if tally.of != all || tally.sources.len() != self.sources {
             let sources = vec![SourceTally::default(); self.sources];
             *tally = Tally { of: all, sources, ..Tally::default() };
         }
-        let Rank { index: rank, world_size } = process_group.rank();
+        let Rank { index: rank, world_size } = ranks.rank();
         let sequences = self.batch.sequences as u64;
         let (mut next, mut ended) = (tally.sequences, ControlFlow::Continue(()));
         let mut flying = VecDeque::new();
@@ -153,7 +153,7 @@ impl Evaluator {
             let mut stop_request = false;
             if next < all && ended.is_continue() {
                 stop_request = check().is_break();
-                if stop_request && process_group.is_alone() {
+                if stop_request && ranks.rank() == Rank::ALONE {
                     ended = ControlFlow::Break(());
                 }
             }
@@ -168,7 +168,7 @@ impl Evaluator {
             // do it after the same launches, so they learn of a stop request at the same time.
             if flying.len() > if is_more { IN_FLIGHT } else { 0 }
                 && let Some(oldest) = flying.pop_front()
-                && self.add_round(weights, oldest, tally, process_group)?
+                && self.add_round(weights, oldest, tally, ranks)?
             {
                 ended = ControlFlow::Break(());
             }
@@ -265,7 +265,8 @@ pub struct SourceTally {
 }
 
 impl SourceTally {
-    pub(crate) fn add(&mut self, other: SourceTally) {
+    /// Adds the sums of other targets.
+    pub fn add(&mut self, other: SourceTally) {
         self.loss_sum += other.loss_sum;
         self.targets += other.targets;
         self.matches += other.matches;
@@ -295,7 +296,7 @@ impl Tally {
     }
 
     /// True if JSON can hold its sums.
-    pub(crate) fn is_finite(&self) -> bool {
+    pub fn is_finite(&self) -> bool {
         self.loss_sum.is_finite() && self.sources.iter().all(|source| source.loss_sum.is_finite())
     }
 

@@ -1,21 +1,17 @@
-//! A model whose scores are wanted.
+//! Scores of a model on a task, and the file that has them.
 
 use crate::checked::CheckedTask;
-use crate::error::TaskError;
+use crate::error::EvaluationError;
 use crate::exchange::Exchange;
 use crate::folder::ScoresFolder;
 use crate::model_hash::model_hash;
-use crate::score::{Begun, score};
+use crate::score::{Begun, ScoredModel, score};
 use std::ops::ControlFlow;
 use std::path::Path;
-use xtrain_data::Tokenizer;
-use xtrain_data::chat::ChatPrompts;
 use xtrain_data::task::PROTOCOL;
 use xtrain_report::scores::{RowScores, ScoresHeader, ScoresWriter, other_scores, read_header, read_scores};
-use xtrain_step::scoring::Scorer;
-use xtrain_step::weights::Weights;
 
-/// What becomes of scores that an earlier evaluation has written under the same name.
+/// Use of scores that an earlier evaluation has written under the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Earlier {
     /// Complete ones are the result, and an interrupted evaluation is continued. Scores of another model, or
@@ -27,28 +23,12 @@ pub enum Earlier {
     Replaced,
 }
 
-/// A model whose scores are wanted, in one state and one precision.
-pub struct ScoredModel<'a> {
-    /// Its weights.
-    pub weights: &'a mut Weights,
-    /// Programs for them.
-    pub scorer: &'a mut Scorer,
-    /// Its tokenizer.
-    pub tokenizer: &'a Tokenizer,
-    /// Its chat template, for tasks that are rendered in one.
-    pub prompts: Option<&'a ChatPrompts<'a>>,
-    /// Its name in files and messages.
-    pub name: String,
-    /// The step of the checkpoint, if it is from a run.
-    pub step: Option<u64>,
-}
-
 impl ScoredModel<'_> {
     /// A hash of the model, for [`ScoredModel::header`]. All ranks call it.
     ///
     /// # Errors
     /// Weights that cannot be read; the run has ended.
-    pub fn hash(&mut self, exchange: &Exchange<'_>) -> Result<String, TaskError> {
+    pub fn hash(&mut self, exchange: &Exchange<'_>) -> Result<String, EvaluationError> {
         model_hash(self.weights, self.tokenizer, self.scorer.batch_tokens(), exchange)
     }
 
@@ -85,7 +65,7 @@ impl ScoredModel<'_> {
         earlier: Earlier,
         exchange: &Exchange<'_>,
         on_progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
-    ) -> Result<Option<Vec<RowScores>>, TaskError> {
+    ) -> Result<Option<Vec<RowScores>>, EvaluationError> {
         let mut file = None;
         let decided = exchange.of_first(|| {
             file = match folder {
@@ -123,7 +103,7 @@ impl ScoresFile {
         task: &CheckedTask,
         header: &ScoresHeader,
         earlier: Earlier,
-    ) -> Result<ScoresFile, TaskError> {
+    ) -> Result<ScoresFile, EvaluationError> {
         let path = folder.file(header, task.limit);
         if earlier != Earlier::Replaced && path.exists() {
             let (found, rows) = read_scores(&path)?;

@@ -1,20 +1,25 @@
 //! Messages of the ranks that score together.
 
-use crate::error::TaskError;
-use xtrain_distributed::{Alone, Channel, CommError};
+use crate::error::EvaluationError;
+use xtrain_distributed::{Channel, CommError};
 use xtrain_rank::Rank;
+
+/// The ranks that evaluate together, as one of them sees them, for messages of one length.
+pub trait Gather {
+    /// This rank.
+    fn rank(&self) -> Rank;
+
+    /// The messages of all ranks, in their order. All have the same length.
+    ///
+    /// # Errors
+    /// The run has ended; a rank does not come within the time of a step.
+    fn gather(&self, own: &[u64]) -> Result<Vec<Vec<u64>>, CommError>;
+}
 
 /// The ranks that score together, as one of them sees them. Rank 0 reads and writes files of scores.
 pub struct Exchange<'a> {
     channel: &'a dyn Channel,
     rank: Rank,
-}
-
-impl Exchange<'static> {
-    /// A process that scores alone.
-    pub fn alone() -> Exchange<'static> {
-        Exchange { channel: &Alone, rank: Rank::ALONE }
-    }
 }
 
 impl<'a> Exchange<'a> {
@@ -37,7 +42,7 @@ impl<'a> Exchange<'a> {
     ///
     /// # Errors
     /// The run has ended.
-    pub(crate) fn all(&self, own: Vec<u64>) -> Result<Vec<Vec<u64>>, TaskError> {
+    pub(crate) fn all(&self, own: Vec<u64>) -> Result<Vec<Vec<u64>>, EvaluationError> {
         if self.is_alone() {
             return Ok(vec![own]);
         }
@@ -63,8 +68,8 @@ impl<'a> Exchange<'a> {
     /// `decide` failed; the run has ended.
     pub(crate) fn of_first(
         &self,
-        decide: impl FnOnce() -> Result<Vec<u64>, TaskError>,
-    ) -> Result<Vec<u64>, TaskError> {
+        decide: impl FnOnce() -> Result<Vec<u64>, EvaluationError>,
+    ) -> Result<Vec<u64>, EvaluationError> {
         if self.is_alone() {
             return decide();
         }

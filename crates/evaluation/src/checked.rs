@@ -1,0 +1,107 @@
+//! Tasks whose rows have all been read.
+
+use crate::error::EvaluationError;
+use std::collections::{BTreeMap, BTreeSet};
+use xtrain_data::Tokenizer;
+use xtrain_data::chat::ChatPrompts;
+use xtrain_data::task::{EncodedRequest, RowKind, Task, TaskRows, TaskSummary};
+use xtrain_step::scored_shape::{ScoredLength, ScoredShape};
+
+/// A task whose rows have all been read, and the number of them that are scored.
+#[derive(Debug)]
+pub struct CheckedTask {
+    /// The task.
+    pub task: Task,
+    /// The number and the hash of its rows.
+    pub summary: TaskSummary,
+    /// Score only so many rows, the first ones.
+    pub limit: Option<u64>,
+}
+
+impl CheckedTask {
+    /// Reads all rows of `task`. `prompts` render the contexts of a task in a chat template.
+    ///
+    /// # Errors
+    /// The first bad row; a task in a chat template without `prompts`; generated answers, which are not
+    /// scored yet.
+    pub fn new(
+        task: Task,
+        prompts: Option<&ChatPrompts<'_>>,
+        limit: Option<u64>,
+    ) -> Result<CheckedTask, EvaluationError> {
+        if task.kind() == RowKind::Generated {
+            return Err(EvaluationError::Refused(format!(
+                "{}: generated answers are not scored yet; name a task with choices or continuations",
+                task.path().display()
+            )));
+        }
+        let summary = match prompts {
+            Some(prompts) => task.check_in_chat(prompts),
+            None => task.check(),
+        };
+        Ok(CheckedTask { summary: summary?, task, limit })
+    }
+
+    /// Number of rows that are scored.
+    pub fn rows(&self) -> u64 {
+        self.limit.map_or(self.summary.rows, |limit| limit.min(self.summary.rows))
+    }
+
+    /// Its rows, in order.
+    pub(crate) fn read<'a>(
+        &'a self,
+        prompts: Option<&'a ChatPrompts<'a>>,
+    ) -> Result<TaskRows<'a>, EvaluationError> {
+        Ok(match prompts {
+            Some(prompts) => self.task.rows_in_chat(prompts)?,
+            None => self.task.rows()?,
+        })
+    }
+}
+
+/// The shapes of the requests of tasks for a model that reads `context` tokens.
+///
+/// # Errors
+/// A row that cannot be encoded.
+pub fn shapes(
+    tasks: &[CheckedTask],
+    tokenizer: &Tokenizer,
+    prompts: Option<&ChatPrompts<'_>>,
+    context: usize,
+) -> Result<Vec<ScoredShape>, EvaluationError> {
+    let mut shapes = BTreeSet::new();
+    for task in tasks {
+        for row in task.read(prompts)?.take(usize::try_from(task.rows()).unwrap_or(usize::MAX)) {
+            let requests = task.task.encode(tokenizer, &row?, context)?;
+            shapes.extend(requests.iter().map(|request| ScoredShape::of(length(request))));
+        }
+    }
+    Ok(shapes.into_iter().collect())
+}
+
+/// Records the hashes of tasks in `hashes`, by name, and refuses one that has another hash there.
+///
+/// # Errors
+/// Names both hashes.
+pub fn check_hashes(
+    tasks: &[CheckedTask],
+    hashes: &mut BTreeMap<String, String>,
+) -> Result<(), EvaluationError> {
+    for task in tasks {
+        let (name, now) = (task.task.name(), &task.summary.hash);
+        let before = hashes.entry(name.to_owned()).or_insert_with(|| now.clone());
+        if before != now {
+            return Err(EvaluationError::Refused(format!(
+                "{}: the task {name} has hash {now}, but hash {before} in the checkpoint, so its scores would be of another \
+                 task; take the task as it was, or give it another `name`",
+                task.task.path().display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The length of a request.
+pub(crate) fn length(request: &EncodedRequest) -> ScoredLength {
+    ScoredLength { inputs: request.tokens.len() - 1, targets: request.scored }
+}

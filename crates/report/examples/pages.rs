@@ -11,7 +11,7 @@ use xtrain_model::Recipe;
 use xtrain_report::inspection::{Inspection, TensorCast, write_inspection};
 use xtrain_report::metrics::{
     CheckpointSaved, EvalMetrics, Event, ExpertMetrics, MetricsSink, Outputs, Record, ReferenceGap, Resumed,
-    Sample, SinkStart, SkippedStep, SourceMetrics, StepMetrics, Warning,
+    Sample, SinkStart, SkippedStep, SourceMetrics, StepMetrics, TaskMetrics, Warning,
 };
 use xtrain_report::seed_gap::Comparison;
 use xtrain_report::{CONFIG_FILE, LiveReport, REPORT_FILE, RunSummary, write, write_comparison};
@@ -40,6 +40,9 @@ fn reports(runs: &Path, folder: &Path) -> Done {
         ("never-finite", ExampleRun { loss: f64::NAN, ..short }),
         ("mixture", ExampleRun { steps: 2_000, sources: 5, eventful: true, ..ExampleRun::default() }),
         ("many-sources", ExampleRun { steps: 600, sources: 20, ..ExampleRun::default() }),
+        ("tasks-one", ExampleRun { tasks: 1, ..ExampleRun::default() }),
+        ("tasks-once", ExampleRun { evals: 1, tasks: 3, ..ExampleRun::default() }),
+        ("tasks", ExampleRun { steps: 2_000, evals: 40, tasks: 20, eventful: true, ..ExampleRun::default() }),
         ("experts-short", ExampleRun { steps: 12, blocks: 2, ..ExampleRun::default() }),
         ("experts", ExampleRun { steps: 1_000, blocks: 12, eventful: true, ..ExampleRun::default() }),
         ("experts-deep", ExampleRun { steps: 20_000, blocks: 94, ..ExampleRun::default() }),
@@ -62,15 +65,15 @@ fn reports(runs: &Path, folder: &Path) -> Done {
 /// Reports of several runs.
 fn several(runs: &Path, folder: &Path) -> Done {
     let two = [
-        ExampleRun::default().write(runs, "baseline")?,
-        ExampleRun { seed: 2, lr: 3e-3, ..ExampleRun::default() }.write(runs, "lr-3e-3")?,
+        ExampleRun { tasks: 4, ..ExampleRun::default() }.write(runs, "baseline")?,
+        ExampleRun { seed: 2, lr: 3e-3, tasks: 3, ..ExampleRun::default() }.write(runs, "lr-3e-3")?,
     ];
     write_comparison(&two, &folder.join("several-two.html"), true)?;
     let mut many = Vec::new();
     for (n, recipe) in Recipe::ALL.into_iter().cycle().take(14).enumerate() {
         let seed = n as u64;
-        let run =
-            ExampleRun { recipe, seed, loss: 2.0 + 0.05 * n as f64, train: "long", ..ExampleRun::default() };
+        let loss = 2.0 + 0.05 * n as f64;
+        let run = ExampleRun { recipe, seed, loss, train: "long", tasks: 3, ..ExampleRun::default() };
         let name = format!("qwen3-0.6b-continued-pretraining-on-a-mixture-with-{}-seed{n}", recipe.name());
         many.push(run.write(runs, &name)?);
     }
@@ -199,6 +202,8 @@ struct ExampleRun {
     train: &'static str,
     batch_tokens: u64,
     sources: u64,
+    /// Tasks that are scored at each evaluation.
+    tasks: u64,
     /// Blocks, all with experts but the first; 0 for a dense model.
     blocks: u64,
     diverges: bool,
@@ -220,6 +225,7 @@ impl Default for ExampleRun {
             train: "corpus.txt",
             batch_tokens: 4096,
             sources: 0,
+            tasks: 0,
             blocks: 0,
             diverges: false,
             eventful: false,
@@ -391,6 +397,30 @@ impl ExampleRun {
             };
             events.push(source.into());
         }
+        // One evaluation is that of the last step.
+        let tasks = if self.evals == 1 && step == 0 { 0 } else { self.tasks };
+        events.extend((0..tasks).map(|n| self.score(n, step).into()));
+    }
+
+    /// The score on the n-th task, which leaves the chance level sooner the lower n is.
+    fn score(&self, n: u64, step: u64) -> TaskMetrics {
+        let (task, metric, chance): (&str, &str, f64) = match n {
+            0 => ("capitals", "acc", 0.0),
+            1 => ("hellaswag", "acc_norm", 0.25),
+            2 => ("samples_a_very_long_name_of_a_task_<2026-11-29T10-47-27.594>", "gold_bpb", 0.25),
+            3 => ("one-row", "acc", 0.5),
+            _ => ("", "acc_norm", 1.0 / (2 + n % 4) as f64),
+        };
+        let task = if task.is_empty() { format!("mmlu_{n}") } else { task.to_owned() };
+        let rows = if n == 3 { 1 } else { 200 + 300 * (n % 5) };
+        let share = step as f64 / self.steps.max(1) as f64;
+        let learned = 1.0 - (-3.0 * share / (1 + n) as f64).exp();
+        let accuracy = chance + (0.9 - chance) * learned + 0.05 * (noise(step, n + 40 * self.seed) - 0.5);
+        let accuracy = if n == 3 { accuracy.round() } else { accuracy.clamp(0.0, 1.0) };
+        let value = if metric == "gold_bpb" { 2.5 - accuracy } else { accuracy };
+        let half = 1.96 * (accuracy * (1.0 - accuracy) / rows as f64).sqrt();
+        let interval = (rows > 1).then_some([value - half, value + half]);
+        TaskMetrics { step, task, metric: metric.to_owned(), value, interval, rows, chance }
     }
 }
 

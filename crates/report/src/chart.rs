@@ -3,6 +3,7 @@
 //! The curves stretch with the page while labels and line widths keep their size, so one chart serves a
 //! phone, a wide screen and paper. Values for the reader's pointer are in `data-` attributes of each curve.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use super::axis::Axis;
@@ -22,11 +23,11 @@ const FEW: usize = SMOOTHED_FROM - 1;
 
 /// A chart, ready to be drawn.
 pub(super) struct Chart {
-    pub(super) title: &'static str,
+    pub(super) title: Cow<'static, str>,
     /// A few words that complete the title.
-    pub(super) subtitle: &'static str,
+    pub(super) subtitle: Cow<'static, str>,
     /// Quantity and unit of the y axis.
-    pub(super) y_name: &'static str,
+    pub(super) y_name: Cow<'static, str>,
     /// Unit after each value.
     pub(super) suffix: &'static str,
     /// Quantity on the x axis: `step` or `tokens`.
@@ -38,7 +39,7 @@ pub(super) struct Chart {
     pub(super) series: Vec<Series>,
     /// Vertical lines.
     pub(super) marks: Vec<Mark>,
-    /// True if the legend omits dashed curves, because each belongs to a line of its colour.
+    /// True if the legend omits dashed curves and areas, because each belongs to a line of its colour.
     pub(super) pairs: bool,
     /// Horizontal lines and what they mean.
     pub(super) references: Vec<(f64, String)>,
@@ -60,6 +61,8 @@ pub(super) struct Series {
     pub(super) tone: usize,
     /// Points, ascending in x.
     pub(super) points: Vec<Point>,
+    /// Intervals of the points that the pointer shows, if there are any.
+    pub(super) intervals: Vec<Option<[f64; 2]>>,
     /// Value beside its name in the legend.
     pub(super) value: LegendValue,
 }
@@ -78,7 +81,13 @@ impl Series {
     /// A curve with its last value in the legend; single values behind their mean have none there.
     pub(super) fn new(name: String, style: Style, color: usize, tone: usize, points: Vec<Point>) -> Self {
         let value = if style == Style::Raw { LegendValue::Absent } else { LegendValue::Last };
-        Series { name, style, color, tone, points, value }
+        Series { name, style, color, tone, points, intervals: Vec::new(), value }
+    }
+
+    /// The interval of the point at `x`, if it has one.
+    fn interval(&self, x: f64) -> Option<[f64; 2]> {
+        let at = self.points.partition_point(|point| point.0 < x);
+        *self.intervals.get(at)?
     }
 
     fn last(&self) -> Option<f64> {
@@ -164,14 +173,14 @@ impl Chart {
         let _ = writeln!(
             out,
             "<figcaption><h3>{}</h3><span class=\"unit\">{}</span></figcaption>",
-            escape(self.title),
-            escape(self.subtitle)
+            escape(&self.title),
+            escape(&self.subtitle)
         );
         self.legend(&mut out);
         let _ = write!(
             out,
             "<div class=\"plot\">\n<div class=\"yname\" aria-hidden=\"true\">{}</div>\n<div class=\"y\" aria-hidden=\"true\">",
-            escape(self.y_name)
+            escape(&self.y_name)
         );
         for (value, label) in &self.y.ticks {
             let _ = write!(out, "<span style=\"bottom:{:.2}%\">{label}</span>", self.y.place(*value) * 100.0);
@@ -195,7 +204,8 @@ impl Chart {
 
     fn legend(&self, out: &mut String) {
         let ring = self.ring.filter(|ring| self.has_place(ring.0));
-        if self.series.len() == 1 && self.bands.is_empty() && self.marks.is_empty() && ring.is_none() {
+        let is_alone = self.series.len() == 1 && !self.pairs;
+        if is_alone && self.bands.is_empty() && self.marks.is_empty() && ring.is_none() {
             return;
         }
         out.push_str("<ul class=\"legend\">");
@@ -210,7 +220,7 @@ impl Chart {
             let color = color_class(series.color, series.tone);
             let _ = write!(out, "<li><i class=\"key {class} {color}\"></i>{name}{value}</li>");
         }
-        for band in &self.bands {
+        for band in self.bands.iter().filter(|_| !self.pairs) {
             let (color, name) = (band.color % COLORS, escape(&band.name));
             let _ = write!(out, "<li><i class=\"key band c{color}\"></i>{name}</li>");
         }
@@ -289,7 +299,7 @@ impl Chart {
                 }
                 let comma = if xs.is_empty() { "" } else { "," };
                 let _ = write!(xs, "{comma}{x}");
-                let _ = write!(ys, "{comma}{}", four_digits(y));
+                let _ = write!(ys, "{comma}{}", with_interval(y, series.interval(x)));
             }
         }
         let (class, name) = (series.style.class(), escape(&series.name));
@@ -369,6 +379,16 @@ fn ticks(out: &mut String, class: &str, name: &str, axis: &Axis) {
         let _ = write!(out, "<span style=\"left:{:.2}%\">{label}</span>", axis.place(*value) * 100.0);
     }
     let _ = write!(out, "</div>\n<div class=\"xname {class}\" aria-hidden=\"true\">{name}</div>\n");
+}
+
+/// A value with its interval, if it has one: `0.4123 (0.3901 to 0.4345)`.
+pub(super) fn with_interval(value: f64, interval: Option<[f64; 2]>) -> String {
+    match interval.filter(|ends| ends.iter().all(|end| end.is_finite())) {
+        Some([low, high]) => {
+            format!("{} ({} to {})", four_digits(value), four_digits(low), four_digits(high))
+        }
+        None => four_digits(value),
+    }
 }
 
 /// A value as the legend and the pointer show it: four significant digits. Powers of ten have no zeros at the

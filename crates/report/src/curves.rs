@@ -1,5 +1,7 @@
 //! The charts of a report and their curves.
 
+use std::borrow::Cow;
+
 use super::axis::Axis;
 use super::chart::{COLORS, Chart, LegendValue, Series, Style, four_digits};
 use super::data::RunData;
@@ -167,17 +169,17 @@ impl<'a> Views<'a> {
 
     pub(super) fn chart(
         &self,
-        title: &'static str,
-        subtitle: &'static str,
-        y_name: &'static str,
+        title: impl Into<Cow<'static, str>>,
+        subtitle: impl Into<Cow<'static, str>>,
+        y_name: impl Into<Cow<'static, str>>,
         y: Axis,
         series: Vec<Series>,
     ) -> Chart {
         Chart {
             notes: if self.views.len() == 1 { notes(&series, &y) } else { Vec::new() },
-            title,
-            subtitle,
-            y_name,
+            title: title.into(),
+            subtitle: subtitle.into(),
+            y_name: y_name.into(),
             suffix: "",
             x_name: self.x_name,
             x: self.x_axis(),
@@ -330,7 +332,7 @@ impl<'a> Views<'a> {
         let reports = format::grouped(view.history.reports_in(reports, raw.points.len()));
         let name = format!("{}, smoothed over {reports} reports", raw.name);
         let each = format!("{}, each report", raw.name);
-        let smooth = Series { name, style: Style::Line, color: raw.color, tone: raw.tone, points, value };
+        let smooth = Series { value, ..Series::new(name, Style::Line, raw.color, raw.tone, points) };
         vec![Series::new(each, Style::Raw, raw.color, raw.tone, raw.points), smooth]
     }
 

@@ -4,9 +4,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::Path;
 
+use super::config_text::flatten;
 use super::history::History;
+use super::task_points::TaskPoints;
 use super::{CONFIG_FILE, ReportError, RunSummary, SAMPLE_FILE, SUMMARY_FILE};
-use crate::metrics::{MetricsError, Record, jsonl};
+use crate::metrics::{MetricsError, Record, TaskMetrics, jsonl};
+use crate::scores::SCORES_FOLDER;
+use xtrain_model::Recipe;
 
 /// Maximum number of bad lines that are listed; the others are counted.
 const LISTED_PROBLEMS: usize = 5;
@@ -34,6 +38,8 @@ pub struct RunData {
     pub tokenizer: Option<u64>,
     /// Problems in the files, one sentence each. The report shows them.
     pub problems: Vec<String>,
+    /// Scores on tasks that are in files of scores and not among the records.
+    pub(super) scores: Vec<TaskMetrics>,
     /// The history of a run under way, in place of its records.
     pub(super) under_way: Option<History>,
 }
@@ -58,6 +64,27 @@ impl RunData {
             }
         }
         Ok(run)
+    }
+
+    /// Adds the scores on tasks that only the run's files of scores have. It reads these files whole.
+    pub(super) fn read_scores(&mut self, folder: &Path) {
+        if !folder.join(SCORES_FOLDER).is_dir() {
+            return;
+        }
+        let history = self.history();
+        let last_checkpoint = history.checkpoints.last().map_or(0, |checkpoint| checkpoint.step);
+        let last_step = history.last_step().max(last_checkpoint);
+        let TaskPoints { scores, problems } =
+            TaskPoints::read(folder, self.recipe(), &history.tasks, last_step);
+        self.scores = scores;
+        self.problems.extend(problems);
+    }
+
+    /// The run's recipe, if its configuration has one.
+    fn recipe(&self) -> Option<Recipe> {
+        let keys = flatten(self.config.as_deref()?)?;
+        let (_, recipe) = keys.into_iter().find(|(key, _)| key == "precision.recipe")?;
+        recipe.try_into().ok()
     }
 
     fn read_metrics(&mut self, folder: &Path) -> Result<(), ReportError> {
@@ -100,7 +127,9 @@ impl RunData {
     }
 
     pub(super) fn history(&self) -> History {
-        self.under_way.clone().unwrap_or_else(|| History::new(&self.records))
+        let mut history = self.under_way.clone().unwrap_or_else(|| History::new(&self.records));
+        history.add_scores(&self.scores);
+        history
     }
 }
 

@@ -16,6 +16,7 @@ pub(super) enum Term {
     Perplexity,
     UnigramEntropy,
     BySource,
+    TaskScore,
     LearningRate,
     GradNorm,
     Throughput,
@@ -30,13 +31,14 @@ pub(super) enum Term {
 }
 
 /// Quantities of reports.
-pub(super) const OF_REPORTS: [Term; 17] = [
+pub(super) const OF_REPORTS: [Term; 18] = [
     Term::Loss,
     Term::Smoothed,
     Term::BitsPerByte,
     Term::Perplexity,
     Term::UnigramEntropy,
     Term::BySource,
+    Term::TaskScore,
     Term::LearningRate,
     Term::GradNorm,
     Term::Throughput,
@@ -85,6 +87,12 @@ impl Term {
                 "Loss by source",
                 "The losses of each source of the training mixture. Training: the mean since the previous evaluation. Validation: on the \
                  source's own part of the validation text.",
+            ],
+            Term::TaskScore => [
+                "Score on a task",
+                "The mean of a metric over the rows of a task; docs/evaluation.md lists the metrics. The 95% interval says how far other rows \
+                 of this kind could move it. All steps are scored on the same rows, so a difference of two steps is surer than their \
+                 intervals suggest. Chance: the score of a model that guesses.",
             ],
             Term::LearningRate => {
                 ["Learning rate", "The learning rate that the optimizer used at each step."]
@@ -147,6 +155,7 @@ impl Term {
             Term::Perplexity => any(|view| !view.history.evals.is_empty()),
             Term::UnigramEntropy => alone(|view| view.run.summary.unigram_entropy.is_some()),
             Term::BySource => alone(|view| !view.history.sources.is_empty()),
+            Term::TaskScore => any(|view| !view.history.tasks.is_empty()),
             Term::LearningRate | Term::GradNorm | Term::Throughput => {
                 any(|view| !view.history.steps.is_empty())
             }

@@ -83,6 +83,12 @@ impl History {
         self.add(&record.event);
     }
 
+    /// Adds scores on tasks that are not among the records.
+    pub(super) fn add_scores(&mut self, scores: &[TaskMetrics]) {
+        self.tasks.extend_from_slice(scores);
+        self.tasks.sort_by_key(|score| score.step);
+    }
+
     /// Number of reports that this many of `kept` steps represent.
     pub(super) fn reports_in(&self, steps: usize, kept: usize) -> u64 {
         (steps as f64 * self.reports as f64 / kept.max(1) as f64).round() as u64
@@ -183,6 +189,7 @@ impl History {
             self.steps.last().map(|m| m.step),
             self.evals.last().map(|m| m.step),
             self.skipped.last().map(|s| s.step),
+            self.tasks.last().map(|t| t.step),
         ];
         last.into_iter().flatten().max().unwrap_or(0)
     }

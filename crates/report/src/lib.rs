@@ -42,6 +42,8 @@ pub mod scores;
 mod sections;
 pub mod seed_gap;
 mod summary;
+mod task_points;
+mod tasks;
 mod thin;
 
 use std::fs::File;
@@ -76,7 +78,9 @@ pub fn render_all(runs: &[RunData]) -> String {
 /// Writes the report of the run in `run_folder` to `report.html` there, and returns its path.
 pub fn write(run_folder: &Path) -> Result<PathBuf, ReportError> {
     let path = run_folder.join(REPORT_FILE);
-    write_whole(&path, &render(&RunData::load(run_folder)?))?;
+    let mut run = RunData::load(run_folder)?;
+    run.read_scores(run_folder);
+    write_whole(&path, &render(&run))?;
     Ok(path)
 }
 
@@ -92,7 +96,11 @@ pub fn write_comparison(
     if !overwrite && !may_be_replaced(path, frame::HEAD)? {
         return Err(ReportError::Taken { path: path.to_owned() });
     }
-    write_whole(path, &render_all(&load_named(run_folders)?))
+    let mut runs = load_named(run_folders)?;
+    for (run, folder) in runs.iter_mut().zip(run_folders) {
+        run.read_scores(folder.as_ref());
+    }
+    write_whole(path, &render_all(&runs))
 }
 
 /// The runs in these folders, each named after its folder, or by the whole path if another has the same name.

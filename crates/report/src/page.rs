@@ -10,6 +10,7 @@ use super::frame::{axis_choice, begun, card, ended, note, notice, section, views
 use super::glossary::{OF_REPORTS, glossary};
 use super::html::{escape, utc};
 use super::sections::{configurations, evaluations, events, samples, sources};
+use super::tasks::tasks;
 use super::{RunData, compare, names};
 use crate::metrics::format;
 
@@ -33,6 +34,7 @@ pub(super) fn render(runs: &[RunData]) -> String {
         _ => section(&mut out, "Runs", &compare::figures_table(&all, &[])),
     }
     charts(&mut out, &all);
+    tasks(&mut out, &all);
     experts(&mut out, &all);
     if views.len() > 1 {
         section(&mut out, "What differs", &compare::differences(views));

@@ -1,6 +1,6 @@
 //! The records of a run that a resume drops.
 
-use super::event::{EVAL, SAMPLE, SOURCE};
+use super::event::{EVAL, SAMPLE, SOURCE, TASK};
 use xtrain_model::Recipe;
 
 /// Records after the checkpoint of a resumed run. They are removed from its files, because the run writes
@@ -9,8 +9,8 @@ use xtrain_model::Recipe;
 pub struct DroppedRecords {
     /// Attempted steps that the checkpoint holds; 0 at the start. Records of later steps are dropped.
     pub after: u64,
-    /// The evaluation of that step itself is dropped, with the figures of its sources: the run was stopped in
-    /// it.
+    /// The evaluation of that step itself is dropped, with the figures of its sources and of tasks: the
+    /// run was stopped in it.
     pub evaluation: bool,
     /// True if the samples of that step itself are dropped, because it is the last step.
     pub samples: bool,
@@ -27,7 +27,7 @@ impl DroppedRecords {
     /// True if a record of this step and kind is dropped.
     pub(super) fn holds(&self, step: u64, kind: &str) -> bool {
         let again = match kind {
-            EVAL | SOURCE => self.evaluation,
+            EVAL | SOURCE | TASK => self.evaluation,
             SAMPLE => self.samples,
             _ => false,
         };

@@ -200,13 +200,14 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
     let mut references = vec![(0.0, "baseline".to_owned())];
     references.extend(bars.into_iter().map(|bar| (bar, format!("bar {bar}%"))));
     Some(Chart {
-        title: "Gap to the baseline",
+        title: "Gap to the baseline".into(),
         subtitle: match (smoothed.contains(&true), smoothed.contains(&false)) {
             (true, false) => "of the training loss, smoothed",
             (true, true) => "of the training loss, smoothed if a run has enough reports",
             _ => "of the training loss, at each report",
-        },
-        y_name: "percent above the baseline",
+        }
+        .into(),
+        y_name: "percent above the baseline".into(),
         suffix: "%",
         x_name: views.x_name,
         x: views.x_axis(),

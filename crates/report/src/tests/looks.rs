@@ -8,7 +8,7 @@ use crate::heat::{Ramp, hex, ink};
 use crate::marks::{LABEL_HEIGHT, labels};
 use crate::seed_gap::Comparison;
 
-/// Pages of every kind, with a warning, a resume, sources and experts.
+/// Pages of every kind, with a warning, a resume, sources, tasks and experts.
 fn pages() -> Vec<String> {
     let mut first = run("a-name-of-a-run-that-is-long-1", 200);
     first.records.push(record(Warning { step: 150, text: "the loss is high".into() }));
@@ -25,7 +25,14 @@ fn pages() -> Vec<String> {
         first.records.push(record(experts));
     }
     first.summary.unigram_entropy = Some(5.0);
-    let others = (2..12).map(|n| run(&format!("a-name-of-a-run-that-is-long-{n}"), 200));
+    let scored = |mut run: RunData| {
+        for (step, value) in [(100, 0.3), (200, 0.4)] {
+            run.records.push(record(score(step, "a-task", value)));
+        }
+        run
+    };
+    let first = scored(first);
+    let others = (2..12).map(|n| scored(run(&format!("a-name-of-a-run-that-is-long-{n}"), 200)));
     let runs: Vec<RunData> = [first.clone()].into_iter().chain(others).collect();
     vec![render(&first), render_all(&runs), Comparison::new(runs, 2, 100).html()]
 }

@@ -10,11 +10,12 @@ mod looks;
 mod markup;
 mod names;
 mod page;
+mod tasks;
 
 use super::*;
 use crate::metrics::{
     CheckpointSaved, EvalMetrics, Event, ExpertMetrics, Record, ReferenceGap, Resumed, Sample, SkippedStep,
-    SourceMetrics, StepMetrics, Warning,
+    SourceMetrics, StepMetrics, TaskMetrics, Warning,
 };
 
 /// A run of `steps` steps whose loss falls from 10, evaluated every tenth step.
@@ -45,6 +46,12 @@ fn run(name: &str, steps: u64) -> RunData {
     }
     let config = Some(format!("[train]\nsteps = {steps}\nseed = 1\n"));
     RunData { name: name.to_owned(), records, config, ..RunData::default() }
+}
+
+/// The score on a task of 200 rows.
+fn score(step: u64, task: &str, value: f64) -> TaskMetrics {
+    let interval = Some([value - 0.0625, value + 0.0625]);
+    TaskMetrics { step, task: task.into(), metric: "acc".into(), value, interval, rows: 200, chance: 0.25 }
 }
 
 fn record(event: impl Into<Event>) -> Record {

@@ -328,7 +328,7 @@ fn number() -> impl Strategy<Value = f64> {
 
 fn event() -> impl Strategy<Value = Event> {
     let step = prop_oneof![0u64..100, any::<u64>()];
-    (step, number(), number(), number(), any::<u64>(), ".{0,20}", 0u8..10).prop_map(
+    (step, number(), number(), number(), any::<u64>(), ".{0,20}", 0u8..11).prop_map(
         |(step, a, b, c, n, text, kind)| match kind {
             0 => StepMetrics {
                 step,
@@ -360,6 +360,16 @@ fn event() -> impl Strategy<Value = Event> {
                 let (blocks, max_load, min_tokens) = (vec![n, 3], vec![a, b], vec![step, n]);
                 ExpertMetrics { step, balance: b, z_loss: c, blocks, max_load, min_tokens }.into()
             }
+            9 => TaskMetrics {
+                step: step % 200,
+                task: text.chars().take(1).collect(),
+                metric: if n % 2 == 0 { "acc".into() } else { text },
+                value: a,
+                interval: (n % 3 > 0).then_some([b, c]),
+                rows: n % 2,
+                chance: c,
+            }
+            .into(),
             _ => CheckpointSaved { step, path: text.into() }.into(),
         },
     )

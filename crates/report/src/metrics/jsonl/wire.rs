@@ -279,6 +279,10 @@ impl Line {
             ("seconds_left", self.seconds_left),
             ("balance", self.balance),
             ("z_loss", self.z_loss),
+            ("value", self.value),
+            ("low", self.low),
+            ("high", self.high),
+            ("chance", self.chance),
         ];
         let loads = self.max_load.iter().flatten().enumerate();
         let named = numbers

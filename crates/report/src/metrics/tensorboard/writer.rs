@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::proto::HParam;
 use super::{frame::frame, proto, resume};
-use crate::metrics::event::{SAMPLE, SOURCE};
+use crate::metrics::event::{SAMPLE, SOURCE, TASK};
 use crate::metrics::{DroppedRecords, Event, MetricsError, Record};
 
 const PREFIX: &str = "events.out.tfevents.";
@@ -84,6 +84,10 @@ impl Writer {
                 let scalars: Vec<(&str, f64)> =
                     scalars.iter().map(|(tag, value)| (tag.as_str(), *value)).collect();
                 self.append(&proto::scalars(time, step, &scalars))
+            }
+            Event::Task(score) => {
+                let tag = format!("{TASK}/{}/{}", score.task, score.metric);
+                self.append(&proto::scalars(time, step, &[(&tag, score.value)]))
             }
             event => {
                 let scalars = scalars(event);

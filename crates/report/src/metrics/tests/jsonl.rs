@@ -83,11 +83,32 @@ fn a_line_of_experts_without_some_of_its_values_is_bad() {
 }
 
 #[test]
+fn a_line_of_a_task_has_its_interval_if_there_is_one() {
+    let line = |score: TaskMetrics| encode(&Record { time: 2.0, event: score.into() });
+    let whole = concat!(
+        r#"{"kind":"task","step":9,"time":2.0,"task":"capitals","metric":"acc_norm","value":0.4125,"low":0.346,"#,
+        r#""high":0.482,"rows":200,"chance":0.25}"#
+    );
+    assert_eq!(line(task(9)), whole);
+    let one_row = TaskMetrics { interval: None, ..task(9) };
+    assert_eq!(line(one_row), whole.replace(r#","low":0.346,"high":0.482"#, ""));
+    let odd = TaskMetrics { value: f64::NAN, interval: Some([f64::NEG_INFINITY, 1.0]), ..task(9) };
+    let line = line(odd);
+    let Ok(Record { event: Event::Task(back), .. }) = decode(line.as_bytes()) else { panic!("{line}") };
+    assert!(back.value.is_nan() && back.interval == Some([f64::NEG_INFINITY, 1.0]), "{line}");
+    for (part, reason) in [(r#""value":0.4125,"#, "no `value`"), (r#","chance":0.25"#, "no `chance`")] {
+        assert_eq!(decode(whole.replace(part, "").as_bytes()), Err(reason.to_owned()));
+    }
+}
+
+#[test]
 fn every_event_comes_back_as_it_was_written() {
     for record in records() {
         let line = encode(&record);
         assert!(!line.contains('\n'), "{line}");
-        assert_eq!(decode(line.as_bytes()), Ok(record));
+        let back = decode(line.as_bytes()).unwrap_or_else(|reason| panic!("{reason}: {line}"));
+        // NaN is not equal to itself.
+        assert_eq!(format!("{back:?}"), format!("{record:?}"));
     }
 }
 

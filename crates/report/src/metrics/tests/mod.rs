@@ -42,6 +42,19 @@ fn experts(step: u64) -> ExpertMetrics {
     }
 }
 
+/// The score on a task of 200 rows.
+fn task(step: u64) -> TaskMetrics {
+    TaskMetrics {
+        step,
+        task: "capitals".into(),
+        metric: "acc_norm".into(),
+        value: 0.4125,
+        interval: Some([0.346, 0.482]),
+        rows: 200,
+        chance: 0.25,
+    }
+}
+
 fn records() -> Vec<Record> {
     let events = [
         Event::from(step(1)),
@@ -86,6 +99,8 @@ fn records() -> Vec<Record> {
             ..SourceMetrics::default()
         }
         .into(),
+        task(3).into(),
+        TaskMetrics { interval: None, task: "b\u{1b}".into(), value: f64::NAN, ..task(4) }.into(),
         Warning { step: 3, text: "the loss\u{1b} is high".into() }.into(),
         experts(3).into(),
         ExpertMetrics { balance: f64::INFINITY, z_loss: f64::NEG_INFINITY, ..ExpertMetrics::default() }

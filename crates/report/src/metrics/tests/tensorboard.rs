@@ -83,9 +83,9 @@ fn each_event_with_figures_is_one_frame() {
         writer.write(&record).unwrap();
     }
     let bytes = fs::read(writer.path()).unwrap();
-    // The version, two steps, two evaluations, two reference segments, one sample, two sources, one warning,
-    // two of experts.
-    assert_eq!(payloads(&bytes).len(), 13);
+    // The version, two steps, two evaluations, two reference segments, one sample, two sources, two tasks, one
+    // warning, two of experts.
+    assert_eq!(payloads(&bytes).len(), 15);
 }
 
 #[test]
@@ -101,6 +101,26 @@ fn experts_have_scalars_of_the_worst_block_and_the_least_used_expert() {
     ];
     let bytes = fs::read(writer.path()).unwrap();
     assert_eq!(payloads(&bytes)[1..], [proto::scalars(TIME, 7, &figures)]);
+}
+
+#[test]
+fn the_score_on_a_task_is_a_scalar_that_a_resume_cuts_off_with_its_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = Writer::create(folder.path(), TIME, None).unwrap();
+    for at in [100, 200] {
+        writer.write(&Record { time: TIME, event: task(at).into() }).unwrap();
+    }
+    let scalar = |at| proto::scalars(TIME, at, &[("task/capitals/acc_norm", 0.4125)]);
+    let scores = || payloads(&fs::read(writer.path()).unwrap())[1..].to_vec();
+    assert_eq!(scores(), [scalar(100), scalar(200)]);
+    let mut resumed = Writer::create(folder.path(), TIME, Some(DroppedRecords::after(100))).unwrap();
+    resumed.write(&Record { time: TIME, event: task(200).into() }).unwrap();
+    assert_eq!(scores(), [scalar(100)]);
+    assert_eq!(payloads(&fs::read(resumed.path()).unwrap())[2..], [scalar(200)]);
+    // A run that was stopped in its evaluation scores the tasks of that step again.
+    let again = DroppedRecords { evaluation: true, ..DroppedRecords::after(100) };
+    Writer::create(folder.path(), TIME, Some(again)).unwrap();
+    assert!(scores().is_empty());
 }
 
 #[test]

@@ -68,6 +68,8 @@ fn other_events_are_one_line_each() {
             "sample after step 3:\n    Once \"upon\"\n     a\ttime\\u{1b}[2J\u{2028}",
             "source    3/2000  train_loss  2.7500  loss  2.9000  perplexity 18.2  accuracy 41.0%  819k tokens, 0.31 epochs  data/ä.jsonl",
             "source    3/2000  loss     inf  perplexity inf  b.txt",
+            "task    3/2000  acc_norm 0.4125  95% 0.3460 to 0.4820  capitals",
+            "task    4/2000  acc_norm NaN  b\\u{1b}",
             "warning    3/2000  the loss\\u{1b} is high",
             "experts    3/2000  balance 2.031  z 4.12  largest load 1.32 x mean (block 3)  least used 41 tokens",
             "experts    0/2000  balance inf  z -inf",

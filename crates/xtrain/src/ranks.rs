@@ -84,11 +84,6 @@ impl Place {
         (!self.is_ours && count > 1).then_some(count)
     }
 
-    /// Processes of the run.
-    pub(crate) fn world_size(&self) -> usize {
-        self.environment.as_ref().map_or(1, |environment| environment.world.rank.world_size)
-    }
-
     /// Processes of the run on this node.
     pub(crate) fn local_world_size(&self) -> usize {
         self.environment.as_ref().map_or(1, |environment| environment.world.local_rank.world_size)

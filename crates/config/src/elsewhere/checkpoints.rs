@@ -246,7 +246,6 @@ pub(super) const ROWS: &[AliasRow] = &[
         &[
             "eval_harness",
             "lm_eval",
-            "tasks",
             "core_metric_max_per_task",
             "compute_accuracy",
             "core_metric_every",
@@ -255,6 +254,6 @@ pub(super) const ROWS: &[AliasRow] = &[
             "do_causal_lm_eval",
             "evals",
         ],
-        "xtrain measures the loss on text; for tasks, give the exported folder to lm-eval",
+        "`eval.tasks` names the files of tasks that are scored, also samples of lm-eval (docs/evaluation.md)",
     ),
 ];

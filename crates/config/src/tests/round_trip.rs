@@ -112,6 +112,7 @@ every = 1000
 keep_last = 2
 keep_every = 0
 keep_best = true
+best = "loss"
 export_hf = true
 export_dtype = \"fp32\"
 
@@ -127,6 +128,8 @@ tokens = 131072
 at_end = true
 prompts = []
 chats = []
+tasks = []
+tasks_every = 0
 max_tokens = 128
 temperature = 0.8
 ";

@@ -24,7 +24,7 @@ pub(crate) fn run(args: &EvalArgs, place: &Place) -> Result<ExitCode, Failure> {
     if !args.task.is_empty() {
         return super::eval_tasks::run(args, place);
     }
-    if place.world_size() > 1 || place.launches(&args.processes).is_some() {
+    if args.processes.given().is_some() {
         return Err(Failure::user(
             "only the scores of tasks are shared by several processes; name a --task, or evaluate text with one process",
         ));

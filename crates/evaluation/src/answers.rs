@@ -100,9 +100,10 @@ pub(crate) fn answer(
     let mut writer = AnswerWriter { generator, weights, tokenizer, task, rules, stops, room };
     let Begun { writer: mut file, mut scores, done } = begun;
     let rank = exchange.rank();
-    let rows = task.read(model.prompts)?.take(usize::try_from(header.rows).unwrap_or(usize::MAX));
-    // Rows that are done are read again, because a task is a stream.
-    let mut rows = rows.skip(done);
+    let mut rows = task.read(model.prompts)?.take(usize::try_from(header.rows).unwrap_or(usize::MAX));
+    for row in rows.by_ref().take(done) {
+        row?;
+    }
     let mut first = done;
     loop {
         let most = if exchange.is_alone() { 1 } else { rank.world_size * ROWS_OF_RANK };
@@ -119,10 +120,11 @@ pub(crate) fn answer(
             }
         }
         // A rank that was asked to stop has too few answers. All learn of it here.
-        let all = exchange.all(own.iter().flat_map(Answer::words).collect())?;
-        let mut of_ranks: Vec<_> = all.iter().map(|words| Answer::read_all(words).into_iter()).collect();
+        let all = exchange.all(own.iter().flat_map(WrittenAnswer::words).collect())?;
+        let mut of_ranks: Vec<_> =
+            all.iter().map(|words| WrittenAnswer::read_all(words).into_iter()).collect();
         let answers = (0..window.len()).map(|row| of_ranks[row % rank.world_size].next());
-        let Some(answers) = answers.collect::<Option<Vec<Answer>>>() else { return Ok(None) };
+        let Some(answers) = answers.collect::<Option<Vec<WrittenAnswer>>>() else { return Ok(None) };
         let mut new = Vec::with_capacity(window.len());
         for (row, answer) in window.iter().zip(answers) {
             if let Verdict::Broken(logit) = answer.verdict {
@@ -162,7 +164,7 @@ impl AnswerWriter<'_> {
         &mut self,
         row: &TaskRow,
         check: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<Option<Answer>, EvaluationError> {
+    ) -> Result<Option<WrittenAnswer>, EvaluationError> {
         if check().is_break() {
             return Ok(None);
         }
@@ -191,7 +193,12 @@ impl AnswerWriter<'_> {
         match made {
             Err(LearnError::Logits(logit)) => {
                 let verdict = Verdict::Broken(logit);
-                return Ok(Some(Answer { verdict, tokens: generated, truncated, text: String::new() }));
+                return Ok(Some(WrittenAnswer {
+                    verdict,
+                    tokens: generated,
+                    truncated,
+                    text: String::new(),
+                }));
             }
             made => made?,
         };
@@ -204,13 +211,13 @@ impl AnswerWriter<'_> {
         let mut text = stops.text(&tokens)?;
         let verdict = if task.task.is_right(row, &text)? { Verdict::Right } else { Verdict::Wrong };
         text.truncate(text.floor_char_boundary(STORED_BYTES));
-        Ok(Some(Answer { verdict, tokens: generated, truncated, text }))
+        Ok(Some(WrittenAnswer { verdict, tokens: generated, truncated, text }))
     }
 }
 
 /// A generated answer.
 #[derive(Debug, Clone, PartialEq)]
-struct Answer {
+struct WrittenAnswer {
     verdict: Verdict,
     /// Number of generated tokens.
     tokens: u64,
@@ -228,7 +235,7 @@ enum Verdict {
     Broken(f32),
 }
 
-impl Answer {
+impl WrittenAnswer {
     /// The answer as words.
     fn words(&self) -> Vec<u64> {
         let (verdict, logit) = match self.verdict {
@@ -246,8 +253,8 @@ impl Answer {
         words
     }
 
-    /// The answers of a message of [`Answer::words`].
-    fn read_all(mut words: &[u64]) -> Vec<Answer> {
+    /// The answers of a message of [`WrittenAnswer::words`].
+    fn read_all(mut words: &[u64]) -> Vec<WrittenAnswer> {
         let mut answers = Vec::new();
         while let [verdict, logit, tokens, truncated, length, rest @ ..] = words {
             let length = *length as usize;
@@ -259,7 +266,7 @@ impl Answer {
                 _ => Verdict::Broken(f32::from_bits(*logit as u32)),
             };
             let text = String::from_utf8_lossy(&bytes).into_owned();
-            answers.push(Answer { verdict, tokens: *tokens, truncated: *truncated, text });
+            answers.push(WrittenAnswer { verdict, tokens: *tokens, truncated: *truncated, text });
             words = after;
         }
         answers
@@ -267,8 +274,8 @@ impl Answer {
 }
 
 /// The numbers of a row.
-fn of_row(row: &TaskRow, answer: Answer) -> RowScores {
-    let Answer { verdict, tokens, truncated, text } = answer;
+fn of_row(row: &TaskRow, answer: WrittenAnswer) -> RowScores {
+    let WrittenAnswer { verdict, tokens, truncated, text } = answer;
     RowScores {
         row: row.row,
         id: row.id.clone(),
@@ -287,14 +294,15 @@ mod tests {
 
     #[test]
     fn answers_are_the_same_after_a_message() {
-        let answer = |verdict, text: &str| Answer { verdict, tokens: 3, truncated: 1, text: text.to_owned() };
+        let answer =
+            |verdict, text: &str| WrittenAnswer { verdict, tokens: 3, truncated: 1, text: text.to_owned() };
         let answers = [
             answer(Verdict::Right, ""),
             answer(Verdict::Wrong, "naïve 東京"),
             answer(Verdict::Broken(f32::INFINITY), ""),
             answer(Verdict::Wrong, "12345678"),
         ];
-        let words: Vec<u64> = answers.iter().flat_map(Answer::words).collect();
-        assert_eq!(Answer::read_all(&words), answers);
+        let words: Vec<u64> = answers.iter().flat_map(WrittenAnswer::words).collect();
+        assert_eq!(WrittenAnswer::read_all(&words), answers);
     }
 }

@@ -115,7 +115,12 @@ pub(crate) fn score(
 }
 
 /// The error of a row whose scores are not finite numbers.
-pub(crate) fn broken(task: &CheckedTask, header: &ScoresHeader, row: u64, scores: Vec<f64>) -> EvaluationError {
+pub(crate) fn broken(
+    task: &CheckedTask,
+    header: &ScoresHeader,
+    row: u64,
+    scores: Vec<f64>,
+) -> EvaluationError {
     EvaluationError::NotFinite {
         task: task.task.name().to_owned(),
         place: task.task.place(row),

@@ -1,5 +1,5 @@
-//! The answer within generated text, as lm-eval 0.4.13 finds it (`RegexFilter` in `lm_eval/filters/extraction.py`,
-//! with its defaults `group_select = 0` and `fallback = "[invalid]"`).
+//! The answer within generated text, as lm-eval 0.4.13 finds it (`RegexFilter` in
+//! `lm_eval/filters/extraction.py`, with its defaults `group_select = 0` and `fallback = "[invalid]"`).
 //!
 //! Expressions are Python's as far as Oniguruma reads them. Of several matches the first one counts. The
 //! answer is what its group matched; of several groups, the first one that is not empty; without groups, the
@@ -43,7 +43,8 @@ impl AnswerPattern {
             Default::default(),
         );
         let found = found.map_err(|error| {
-            let problem = format!("\"extract\" cannot be searched in {}: {}", shown(text), error.description());
+            let problem =
+                format!("\"extract\" cannot be searched in {}: {}", shown(text), error.description());
             RowFault::new(problem, "simplify the expression")
         })?;
         if found.is_none() {
@@ -79,7 +80,7 @@ mod tests {
 
     #[test]
     fn the_first_match_or_its_first_group_is_the_answer() {
-        // Each is what RegexFilter(pattern).apply([[text]], []) of lm-eval 0.4.13 gives, with None for "[invalid]".
+        // RegexFilter(pattern).apply([[text]], []) of lm-eval 0.4.13, with None for "[invalid]".
         for (pattern, text, answer) in [
             (r"[0-9]+", "a 12 b 345", Some("12")),
             (r"#### (\-?[0-9\.\,]+)", "so\n#### 1,234.5\n#### 6", Some("1,234.5")),

@@ -74,8 +74,8 @@ impl<'t> RequestEncoder<'t> {
         }
     }
 
-    /// Encodes the text before an answer that is to be generated: its last tokens, at most `max_tokens`. White
-    /// space at its end stays.
+    /// Encodes the text before an answer that is to be generated: its last tokens, at most `max_tokens`.
+    /// White space at its end stays.
     pub(super) fn prompt(&self, context: &str) -> Result<EncodedPrompt> {
         let mut tokens = self.begun(context)?;
         if tokens.is_empty() {

@@ -24,7 +24,8 @@ pub(super) fn rules(settings: &Map<String, Value>) -> RowResult<GenerationRules>
             ("do_sample", Value::Bool(false)) => {}
             // lm-eval ignores the temperature if `do_sample` is false.
             ("temperature", Value::Number(number))
-                if number.as_f64() == Some(0.0) || settings.get("do_sample") == Some(&Value::Bool(false)) => {}
+                if number.as_f64() == Some(0.0) || settings.get("do_sample") == Some(&Value::Bool(false)) => {
+            }
             (key, _) if MAX_TOKENS.contains(&key) => {}
             (key, value) => {
                 let problem = format!("the setting {} of generation is {}", shown(key), kind(value));

@@ -42,7 +42,7 @@ pub(super) struct Samples {
 type Logged = (String, String);
 
 /// The arguments of a request, or settings among them.
-type Settings = Map<String, Value>;
+type JsonObject = Map<String, Value>;
 
 const ADVICE: &str = "name a samples file that lm-eval 0.4.13 wrote";
 
@@ -109,7 +109,12 @@ impl Samples {
     }
 
     /// A row of a generated answer.
-    fn answer(&self, row: &Map<String, Value>, context: String, settings: &Settings) -> RowResult<RowContent> {
+    fn answer(
+        &self,
+        row: &Map<String, Value>,
+        context: String,
+        settings: &JsonObject,
+    ) -> RowResult<RowContent> {
         const ADVICE: &str = "write rows with query, answer and extract";
         if let Some(filter) = self.filter.as_deref().filter(|filter| *filter != "none") {
             let problem = format!("lm-eval does not log what its filter {} extracts", shown(filter));
@@ -144,7 +149,7 @@ impl Samples {
 }
 
 /// The logged requests of a row, in order.
-fn logged(row: &Map<String, Value>) -> RowResult<Vec<&Settings>> {
+fn logged(row: &Map<String, Value>) -> RowResult<Vec<&JsonObject>> {
     let Some(Value::Object(arguments)) = row.get("arguments") else {
         let found = row.get("arguments").map_or("missing".to_owned(), kind);
         return Err(RowFault::new(format!("\"arguments\" is {found}, not an object"), ADVICE));
@@ -160,8 +165,8 @@ fn logged(row: &Map<String, Value>) -> RowResult<Vec<&Settings>> {
 }
 
 /// The context and the settings of a request to generate an answer; `None` if texts are to be scored.
-fn generated<'r>(logged: &[&'r Settings]) -> RowResult<Option<(String, &'r Settings)>> {
-    let settings = |request: &&'r Settings| request.get("arg_1").and_then(Value::as_object);
+fn generated<'r>(logged: &[&'r JsonObject]) -> RowResult<Option<(String, &'r JsonObject)>> {
+    let settings = |request: &&'r JsonObject| request.get("arg_1").and_then(Value::as_object);
     match logged {
         [request] => settings(request).map(|found| Ok((text(request, "arg_0")?, found))).transpose(),
         several if several.iter().any(|request| settings(request).is_some()) => {
@@ -173,7 +178,7 @@ fn generated<'r>(logged: &[&'r Settings]) -> RowResult<Option<(String, &'r Setti
 }
 
 /// The requests to score texts, in order.
-fn requests(logged: &[&Settings]) -> RowResult<Vec<Logged>> {
+fn requests(logged: &[&JsonObject]) -> RowResult<Vec<Logged>> {
     let mut requests = Vec::with_capacity(logged.len());
     for request in logged {
         if !request.contains_key("arg_1") {

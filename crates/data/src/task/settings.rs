@@ -184,9 +184,8 @@ impl TaskFile<'_> {
             _ => None,
         };
         let in_range = number.filter(|number| (least..=most).contains(number));
-        in_range.ok_or_else(|| {
-            self.wrong(entry, entry.value, &format!("a whole number from {least} to {most}"))
-        })
+        in_range
+            .ok_or_else(|| self.wrong(entry, entry.value, &format!("a whole number from {least} to {most}")))
     }
 
     /// A list of strings that are not empty.

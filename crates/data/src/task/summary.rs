@@ -25,7 +25,8 @@ pub struct TaskSummary {
     /// Probability that a guess is right: that of the task file, or the mean over rows of 1 / choices.
     pub chance: f64,
     /// SHA-256, in hexadecimal, of all that numbers of the task depend on but the model: the protocol, metric
-    /// and chance, the rules of generated answers, and of each row its requests as rendered, its right answer, cluster and name.
+    /// and chance, the rules of generated answers, and of each row its requests as rendered, its right
+    /// answer, cluster and name.
     pub hash: String,
 }
 

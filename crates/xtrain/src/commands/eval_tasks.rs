@@ -73,8 +73,7 @@ fn all(
         named => named.iter().copied().map(Some).collect(),
     };
     let named = which(args.model.step, args.model.best);
-    let mut model =
-        NamedModel { args, process_group, shapes: Vec::new(), answer_tokens: None, opened: None };
+    let mut model = NamedModel { args, process_group, shapes: Vec::new(), answer_tokens: None, opened: None };
     let opened = &model.open(precisions[0], named)?.model;
     let steps = match args.every_checkpoint {
         true => opened.checkpoints()?.into_iter().map(Which::Step).collect(),
@@ -224,6 +223,14 @@ impl NamedModel<'_> {
         let name = model_name(&self.args.model.model);
         let NamedState { model, scorer, generator, .. } = self.open(precision, step)?;
         let OpenedModel { weights, tokenizer, step, .. } = model;
-        Ok(ScoredModel { weights, scorer, generator: generator.as_mut(), tokenizer, prompts, name, step: *step })
+        Ok(ScoredModel {
+            weights,
+            scorer,
+            generator: generator.as_mut(),
+            tokenizer,
+            prompts,
+            name,
+            step: *step,
+        })
     }
 }

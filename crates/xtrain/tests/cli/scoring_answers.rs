@@ -39,7 +39,9 @@ fn answers_are_generated_compared_and_counted() {
     let place = answering_place(&mut Dice::new("answers_are_generated"), 24);
     let eval = "eval out --task task.toml --precision fp32 --precision fp8-row";
     let text = place.run(eval).succeeds().stdout;
-    for part in ["q: generated answer", "at most 6 tokens, until \"zq\", until \"e \"; exact_match", "24 rows"] {
+    for part in
+        ["q: generated answer", "at most 6 tokens, until \"zq\", until \"e \"; exact_match", "24 rows"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     for part in ["rows have contexts that were cut", "fp8-row - fp32: exact_match ", "McNemar's p"] {
@@ -84,14 +86,17 @@ fn an_answer_depends_on_its_row_and_the_model_alone() {
     let alone = place.run(&format!("{eval} --out one")).succeeds().stdout;
     let all = files(&place, "one");
     assert_eq!(all.len(), 6, "{all:?}");
-    for (name, how) in [("two-ranks", "--ranks 2"), ("three-ranks", "--ranks 3"), ("threads", "--threads 3")] {
+    for (name, how) in [("two-ranks", "--ranks 2"), ("three-ranks", "--ranks 3"), ("threads", "--threads 3")]
+    {
         assert_eq!(place.run(&format!("{eval} --out {name} {how}")).succeeds().stdout, alone);
         for file in &all {
             assert_same_file(&place.path(&format!("one/{file}")), &place.path(&format!("{name}/{file}")));
         }
     }
     for step in [3, 6, 9] {
-        place.run(&format!("eval out --task task.toml --precision bf16 --step {step} --out single")).succeeds();
+        place
+            .run(&format!("eval out --task task.toml --precision bf16 --step {step} --out single"))
+            .succeeds();
     }
     for file in files(&place, "single") {
         assert_same_file(&place.path(&format!("one/{file}")), &place.path(&format!("single/{file}")));
@@ -101,8 +106,14 @@ fn an_answer_depends_on_its_row_and_the_model_alone() {
     let questions = String::from_utf8(place.read("questions.jsonl")).expect("text");
     let reversed: String = questions.lines().rev().map(|line| format!("{line}\n")).collect();
     place.write("reversed.jsonl", reversed.as_bytes());
-    place.write("long.toml", b"data = 'reversed.jsonl'\nname = 'long'\nmax_tokens = 12\nuntil = ['zq', 'e ']\n");
-    place.write("back.toml", b"data = 'reversed.jsonl'\nname = 'back'\nmax_tokens = 6\nuntil = ['zq', 'e ']\n");
+    place.write(
+        "long.toml",
+        b"data = 'reversed.jsonl'\nname = 'long'\nmax_tokens = 12\nuntil = ['zq', 'e ']\n",
+    );
+    place.write(
+        "back.toml",
+        b"data = 'reversed.jsonl'\nname = 'back'\nmax_tokens = 6\nuntil = ['zq', 'e ']\n",
+    );
     let tasks = "--task words.jsonl --task long.toml --task back.toml";
     place.run(&format!("eval out {tasks} --precision bf16 --out more")).succeeds();
     place.run("eval out --task task.toml --precision bf16 --out few --limit 7").succeeds();
@@ -145,9 +156,7 @@ fn an_evaluation_that_is_killed_continues_after_its_last_row() {
                 .spawn()
                 .expect("starts");
             let bytes = whole * round / 6 + dice.below(whole / 6);
-            wait_until("rows", || {
-                written(&broken) > bytes || child.try_wait().expect("waits").is_some()
-            });
+            wait_until("rows", || written(&broken) > bytes || child.try_wait().expect("waits").is_some());
             killed += usize::from(child.try_wait().expect("waits").is_none());
             let name = if round % 2 == 0 && ranks.is_empty() { "KILL" } else { "TERM" };
             let _ = Command::new("sh").args(["-c", &format!("kill -{name} {}", child.id())]).status();
@@ -183,7 +192,9 @@ fn bad_tasks_of_answers_are_refused_with_their_place() {
     let row = json!({"query": "a", "answer": "b", "extract": "(a"}).to_string() + "\n";
     let questions = String::from_utf8(place.read("questions.jsonl")).expect("text");
     place.write("questions.jsonl", (questions.clone() + &row).as_bytes());
-    place.run("eval out --task task.toml --out kept").refuses(&["questions.jsonl, line 6", "\"extract\" is \"(a\""]);
+    place
+        .run("eval out --task task.toml --out kept")
+        .refuses(&["questions.jsonl, line 6", "\"extract\" is \"(a\""]);
     place.write("questions.jsonl", questions.as_bytes());
     place.write("words.toml", b"data = 'words.jsonl'\nmax_tokens = 4\n");
     place.write("words.jsonl", continuations(&mut Dice::new("words"), 3).as_bytes());

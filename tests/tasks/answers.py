@@ -23,7 +23,7 @@ def rows(draw, count):
     def query():
         return "".join(draw.choice(STARTS) + draw.choice(["", "the ", "self", "(", "\n"]) for _ in range(draw.choice([1, 2, 3, 90])))
 
-    return [dict(query=query() + str(at), answer="self", id=at) for at in range(count)]
+    return [dict(query=f"// {at}\n" + query(), answer=draw.choice(["self", "the", "a", "1", "&self"]), id=at) for at in range(count)]
 
 
 def write_task(folder, name, data, settings, shots, expression):

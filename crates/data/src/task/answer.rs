@@ -125,4 +125,11 @@ mod tests {
             assert!(fault.problem.contains("\"extract\"") && !fault.problem.contains('\n'), "{fault:?}");
         }
     }
+
+    #[test]
+    fn a_search_without_end_is_an_error() {
+        let text = "a".repeat(500) + "cb";
+        let fault = is_right(&text, "b", Some("(?:a|a)*b")).expect_err("too slow");
+        assert!(fault.problem.contains("cannot be searched"), "{fault:?}");
+    }
 }

@@ -4,7 +4,7 @@ use crate::error::EvaluationError;
 use std::collections::{BTreeMap, BTreeSet};
 use xtrain_data::Tokenizer;
 use xtrain_data::chat::ChatPrompts;
-use xtrain_data::task::{EncodedRequest, RowKind, Task, TaskRows, TaskSummary};
+use xtrain_data::task::{EncodedRequest, Task, TaskRows, TaskSummary};
 use xtrain_step::scored_shape::{ScoredLength, ScoredShape};
 
 /// A task whose rows have all been read, and the number of them that are scored.
@@ -22,19 +22,12 @@ impl CheckedTask {
     /// Reads all rows of `task`. `prompts` render the contexts of a task in a chat template.
     ///
     /// # Errors
-    /// The first bad row; a task in a chat template without `prompts`; generated answers, which are not
-    /// scored yet.
+    /// The first bad row; a task in a chat template without `prompts`.
     pub fn new(
         task: Task,
         prompts: Option<&ChatPrompts<'_>>,
         limit: Option<u64>,
     ) -> Result<CheckedTask, EvaluationError> {
-        if task.kind() == RowKind::Generated {
-            return Err(EvaluationError::Refused(format!(
-                "{}: generated answers are not scored yet; name a task with choices or continuations",
-                task.path().display()
-            )));
-        }
         let summary = match prompts {
             Some(prompts) => task.check_in_chat(prompts),
             None => task.check(),
@@ -59,7 +52,7 @@ impl CheckedTask {
     }
 }
 
-/// The shapes of the requests of tasks for a model that reads `context` tokens.
+/// The shapes of the requests of tasks for a model that reads `context` tokens. Generated answers have none.
 ///
 /// # Errors
 /// A row that cannot be encoded.
@@ -70,7 +63,7 @@ pub fn shapes(
     context: usize,
 ) -> Result<Vec<ScoredShape>, EvaluationError> {
     let mut shapes = BTreeSet::new();
-    for task in tasks {
+    for task in tasks.iter().filter(|task| task.task.generation().is_none()) {
         for row in task.read(prompts)?.take(usize::try_from(task.rows()).unwrap_or(usize::MAX)) {
             let requests = task.task.encode(tokenizer, &row?, context)?;
             shapes.extend(requests.iter().map(|request| ScoredShape::of(length(request))));

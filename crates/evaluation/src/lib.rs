@@ -3,6 +3,7 @@
 //! ```text
 //! text (data) -> batches -> rounds of the ranks (loss) -> sums over targets
 //! rows (data::task) -> windows -> rounds of the ranks (step::scoring) -> numbers of each row (report::scores)
+//! rows (data::task) -> answers (step::generate) -> the same
 //! ```
 //!
 //! Invariants: a loss has the same bits for any number of ranks. The numbers of a row follow from the row and
@@ -13,6 +14,7 @@
 //! Deliberately absent: rules of rows and their encoding (crate `data`), intervals and comparisons (crate
 //! `report`), the programs (crate `step`), processes (crate `train`).
 
+mod answers;
 mod checked;
 pub mod error;
 mod exchange;
@@ -22,6 +24,7 @@ mod model_hash;
 mod score;
 mod scored_file;
 
+pub use answers::{answer_generator, answer_tokens};
 pub use checked::{CheckedTask, check_hashes, shapes};
 pub use exchange::{Exchange, Gather};
 pub use folder::ScoresFolder;

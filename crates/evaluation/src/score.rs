@@ -14,6 +14,7 @@ use xtrain_data::chat::ChatPrompts;
 use xtrain_data::task::{EncodedRequest, Gold, Metric, TaskRow};
 use xtrain_data::{DataError, Tokenizer};
 use xtrain_report::scores::{RowScores, ScoresHeader, ScoresWriter, TaskScore, items};
+use xtrain_step::generate::Generator;
 use xtrain_step::learner::IN_FLIGHT;
 use xtrain_step::scored_shape::ScoredLength;
 use xtrain_step::scoring::{FlyingBatch, Score, ScoredBatch, Scorer};
@@ -28,6 +29,8 @@ pub struct ScoredModel<'a> {
     pub weights: &'a mut Weights,
     /// Programs for them.
     pub scorer: &'a mut Scorer,
+    /// A generator over the weights, for tasks with generated answers; see [`crate::answer_generator`].
+    pub generator: Option<&'a mut Generator>,
     /// Its tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// Its chat template, for tasks that are rendered in one.
@@ -93,16 +96,8 @@ pub(crate) fn score(
         }
         let scored = window.score(model, exchange, &mut || on_progress(first as u64))?;
         let Some(of_window) = scored else { return Ok(None) };
-        if let Some(broken) = of_window.iter().find(|row| row.is_broken()) {
-            return Err(EvaluationError::NotFinite {
-                task: task.task.name().to_owned(),
-                place: task.task.place(broken.row),
-                scores: broken.logprobs.clone(),
-                model: match header.step {
-                    Some(step) => format!("step {step} of {}", header.model),
-                    None => header.model.clone(),
-                },
-            });
+        if let Some(row) = of_window.iter().find(|row| row.is_broken()) {
+            return Err(broken(task, header, row.row, row.logprobs.clone()));
         }
         if exchange.rank().is_first() {
             // Of a window that was cut by a kill, the first lines are there.
@@ -117,6 +112,24 @@ pub(crate) fn score(
         writer.finish()?;
     }
     Ok(Some(scores))
+}
+
+/// The error of a row whose scores are not finite numbers.
+pub(crate) fn broken(
+    task: &CheckedTask,
+    header: &ScoresHeader,
+    row: u64,
+    scores: Vec<f64>,
+) -> EvaluationError {
+    EvaluationError::NotFinite {
+        task: task.task.name().to_owned(),
+        place: task.task.place(row),
+        scores,
+        model: match header.step {
+            Some(step) => format!("step {step} of {}", header.model),
+            None => header.model.clone(),
+        },
+    }
 }
 
 /// Some rows, encoded.
@@ -241,5 +254,6 @@ fn of_row(row: &TaskRow, requests: &[EncodedRequest], scores: &mut dyn Iterator<
         characters: row.requests.iter().map(|request| request.characters as u64).collect(),
         bytes: row.requests.iter().map(|request| request.bytes as u64).collect(),
         truncated: if truncated.iter().any(|&tokens| tokens > 0) { truncated } else { Vec::new() },
+        ..RowScores::default()
     }
 }

@@ -1,5 +1,6 @@
 //! Scores of a model on a task, and the file that has them.
 
+use crate::answers::answer;
 use crate::checked::CheckedTask;
 use crate::error::EvaluationError;
 use crate::exchange::Exchange;
@@ -86,7 +87,10 @@ impl ScoredModel<'_> {
         // If rank 0 has a complete file, it has sent no number.
         let Some(&done) = decided.first() else { return Ok(Some(scores)) };
         let begun = Begun { writer, scores, done: done as usize };
-        score(self, task, header, begun, exchange, on_progress)
+        match task.task.generation() {
+            Some(rules) => answer(self, task, rules, header, begun, exchange, on_progress),
+            None => score(self, task, header, begun, exchange, on_progress),
+        }
     }
 }
 

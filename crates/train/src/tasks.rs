@@ -14,7 +14,7 @@ use xtrain_step::scored_shape::ScoredShape;
 /// Opens the tasks and reads all of their rows.
 ///
 /// # Errors
-/// A task that is wrong; two of one name; `checkpoint.best` names none of them.
+/// A task that is wrong, or has generated answers; two of one name; `checkpoint.best` names none of them.
 pub(crate) fn checked(sources: &Sources<'_>, tokenizer: &Tokenizer) -> Result<Vec<CheckedTask>, RunError> {
     let tasks = opened(sources)?;
     let limit = sources.config.eval.tasks_limit;
@@ -80,6 +80,12 @@ fn opened(sources: &Sources<'_>) -> Result<Vec<Task>, RunError> {
     let eval = &sources.config.eval;
     let open = |path: &String| Task::open(sources.located(Path::new(path)));
     let tasks = eval.tasks.iter().map(open).collect::<Result<Vec<Task>, _>>()?;
+    if let Some(generated) = tasks.iter().find(|task| task.generation().is_some()) {
+        return Err(RunError::Refused(format!(
+            "[eval] `tasks`: {}: generated answers are scored by `xtrain eval` only; leave the task out",
+            generated.path().display()
+        )));
+    }
     let mut names = BTreeSet::new();
     if let Some(twice) = tasks.iter().find(|task| !names.insert(task.name())) {
         return Err(RunError::Refused(format!(

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value};
 use xtrain_checkpoint::suggest::{listing, nearest};
 
+use super::answer::AnswerPattern;
 use super::fault::{RowFault, RowResult, keys, kind, shown};
 use super::row::RowKind;
 
@@ -87,6 +88,7 @@ pub(super) fn read_row(row: &Map<String, Value>) -> RowResult<NamedRow> {
                 None | Some(Value::Null) => None,
                 Some(_) => Some(not_empty("extract", text(row, "extract")?)?),
             };
+            extract.as_deref().map(AnswerPattern::new).transpose()?;
             RowContent::Answer {
                 query: text(row, "query")?,
                 answer: not_empty("answer", text(row, "answer")?)?,
@@ -177,7 +179,8 @@ pub(super) fn label(row: &Map<String, Value>, key: &str) -> RowResult<Option<Str
     }
 }
 
-fn not_empty(key: &str, text: String) -> RowResult<String> {
+/// Fails for an empty text.
+pub(super) fn not_empty(key: &str, text: String) -> RowResult<String> {
     match text.is_empty() {
         true => Err(RowFault::new(format!("{key:?} is empty"), "give it some text")),
         false => Ok(text),

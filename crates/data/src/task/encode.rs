@@ -11,6 +11,9 @@
 //!    `eos_token`), unless the continuation begins with it.
 //! 4. Of more than `max_tokens + 1` tokens the last ones are used. All but the last are read.
 //!
+//! Before a generated answer (`HFLM.tok_batch_encode`) the context alone is encoded, as in 2., with the white
+//! space at its end; of too many tokens the last ones are used. An empty context is the prefix token.
+//!
 //! Deviation: tokens that a template puts after a text are never added.
 
 use std::sync::Arc;
@@ -29,6 +32,15 @@ pub struct EncodedRequest {
     /// Number of last tokens that are targets; at least one, and fewer than there are tokens.
     pub scored: usize,
     /// Number of tokens at the start of the context that were left out.
+    pub truncated: usize,
+}
+
+/// The text before a generated answer as tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EncodedPrompt {
+    /// The tokens, at least one.
+    pub tokens: Vec<u32>,
+    /// Number of tokens at the start of the text that were left out.
     pub truncated: usize,
 }
 
@@ -60,6 +72,18 @@ impl<'t> RequestEncoder<'t> {
             true => self.without_context(&request.continuation),
             false => self.after_context(request),
         }
+    }
+
+    /// Encodes the text before an answer that is to be generated: its last tokens, at most `max_tokens`.
+    /// White space at its end stays.
+    pub(super) fn prompt(&self, context: &str) -> Result<EncodedPrompt> {
+        let mut tokens = self.begun(context)?;
+        if tokens.is_empty() {
+            tokens.push(self.tokenizer.prefix_token());
+        }
+        let truncated = tokens.len().saturating_sub(self.max_tokens);
+        tokens.drain(..truncated);
+        Ok(EncodedPrompt { tokens, truncated })
     }
 
     fn without_context(&self, continuation: &str) -> Result<EncodedRequest> {

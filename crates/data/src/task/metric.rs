@@ -55,7 +55,7 @@ impl Metric {
                 &[Metric::Acc, Metric::AccNorm, Metric::AccBytes, Metric::GoldBpb, Metric::GoldProb]
             }
             RowKind::Continuation => &[Metric::Acc, Metric::GoldBpb],
-            RowKind::Generated => &[Metric::ExactMatch, Metric::GoldBpb],
+            RowKind::Generated => &[Metric::ExactMatch],
         }
     }
 }

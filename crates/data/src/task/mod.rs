@@ -12,11 +12,13 @@
 //! Deliberately absent: scoring and generation, which need a model; lm-eval's random few-shot draw, which its
 //! samples hold; downloads.
 
+mod answer;
 mod big_bench;
 mod content;
 mod encode;
 mod fault;
 mod first_object;
+mod generation;
 mod metric;
 mod open;
 mod parsed_rows;
@@ -24,16 +26,20 @@ mod python_text;
 mod render;
 mod row;
 mod row_reader;
+mod sample_settings;
 mod samples;
 mod settings;
 mod shots;
+mod stops;
 mod summary;
 
 #[cfg(test)]
 mod tests;
 
-pub use encode::{EncodedRequest, encode};
+pub use encode::{EncodedPrompt, EncodedRequest, encode};
+pub use generation::GenerationRules;
 pub use metric::Metric;
 pub use open::{Task, TaskRows};
 pub use row::{Gold, Request, RowKind, TaskRow};
+pub use stops::StopStrings;
 pub use summary::{PROTOCOL, TaskSummary};

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 
 use xtrain_checkpoint::suggest::listing;
 
-use super::encode::{EncodedRequest, RequestEncoder};
+use super::answer;
+use super::encode::{EncodedPrompt, EncodedRequest, RequestEncoder};
+use super::generation::GenerationRules;
 use super::metric::Metric;
 use super::parsed_rows::{ParsedRow, ParsedRows, RowFormat, TaskData};
 use super::render::Rendering;
-use super::row::{RowKind, TaskRow};
+use super::row::{Gold, RowKind, TaskRow};
 use super::settings::TaskSettings;
 use super::shots::Shots;
 use super::summary::{Summing, TaskSummary};
@@ -35,6 +37,8 @@ pub struct Task {
     metric: Metric,
     chance: Option<f64>,
     chat: bool,
+    /// Set if the rows are generated answers.
+    generation: Option<GenerationRules>,
 }
 
 impl Task {
@@ -77,6 +81,7 @@ impl Task {
             (None, RowFormat::Samples(samples)) => samples.delimiter.clone(),
             (None, RowFormat::Lines | RowFormat::BigBench(..)) => DELIMITER.to_owned(),
         };
+        let generation = generation(&settings, &data);
         Ok(Task {
             name: settings.name.unwrap_or_else(|| name(path, data.format())),
             path: path.to_path_buf(),
@@ -88,6 +93,7 @@ impl Task {
             metric,
             chance: settings.chance,
             chat: settings.chat,
+            generation,
         })
     }
 
@@ -116,6 +122,11 @@ impl Task {
         self.examples.as_ref().map_or(0, |(count, _)| *count)
     }
 
+    /// The rules by which answers are generated; `None` if texts are scored.
+    pub fn generation(&self) -> Option<&GenerationRules> {
+        self.generation.as_ref()
+    }
+
     /// True if contexts are rendered with a chat template, by [`Task::rows_in_chat`].
     pub fn is_chat(&self) -> bool {
         self.chat
@@ -130,6 +141,7 @@ impl Task {
                 let choices = if task.appends_choices { "in" } else { "not in" };
                 format!("BIG-bench's task.json as lm-eval renders it, choices {choices} the prompt")
             }
+            RowFormat::Samples(_) if self.generation.is_some() => "lm-eval's samples".to_owned(),
             RowFormat::Samples(_) => {
                 format!("lm-eval's samples, with the delimiter {:?} before choices", self.delimiter)
             }
@@ -139,7 +151,11 @@ impl Task {
             None => String::new(),
         };
         let chat = if self.chat { ", in the chat template" } else { "" };
-        format!("{}: {}, {format}{shots}{chat}; {}", self.name, kind.name(), self.metric.name())
+        let generation = self.generation.as_ref().map_or(String::new(), |rules| {
+            let until = rules.until.iter().map(|stop| format!(", until {stop:?}"));
+            format!(", at most {} tokens{}", rules.max_tokens, until.collect::<String>())
+        });
+        format!("{}: {}, {format}{shots}{chat}{generation}; {}", self.name, kind.name(), self.metric.name())
     }
 
     /// The rows, in order.
@@ -194,21 +210,49 @@ impl Task {
     ) -> Result<Vec<EncodedRequest>> {
         let mut encoder = RequestEncoder::new(tokenizer, max_tokens);
         let encoded = row.requests.iter().map(|request| encoder.encode(request));
-        encoded.collect::<Result<_>>().map_err(|error| {
-            let (problem, advice) = match error {
-                DataError::Invalid { problem, advice } => (problem, advice),
-                DataError::Tokenizer { location, problem, advice } => {
-                    (format!("tokenizer {location}: {problem}"), advice)
-                }
-                other => return other,
-            };
-            DataError::input(self.data.path(), self.place(row.row), problem, advice)
-        })
+        encoded.collect::<Result<_>>().map_err(|error| self.error_of(row, error))
+    }
+
+    /// Encodes the text before the answer of a row: its last tokens, at most `max_tokens`.
+    ///
+    /// # Errors
+    /// Errors of the tokenizer, with file and row.
+    pub fn encode_prompt(
+        &self,
+        tokenizer: &Tokenizer,
+        row: &TaskRow,
+        max_tokens: usize,
+    ) -> Result<EncodedPrompt> {
+        let context = row.requests.first().map_or("", |request| &request.context);
+        let prompt = RequestEncoder::new(tokenizer, max_tokens).prompt(context);
+        prompt.map_err(|error| self.error_of(row, error))
+    }
+
+    /// True if the answer in `text`, which was generated for a row, is the right one.
+    ///
+    /// # Errors
+    /// An expression whose search takes too long.
+    pub fn is_right(&self, row: &TaskRow, text: &str) -> Result<bool> {
+        let Gold::Answer { answer, extract } = &row.gold else { return Ok(false) };
+        let is_right = answer::is_right(text, answer, extract.as_deref());
+        is_right.map_err(|fault| fault.into_error(self.data.path(), self.place(row.row)))
     }
 
     /// The place of a row in its file, for messages: `line 3`.
     pub fn place(&self, row: u64) -> String {
         self.data.place(row)
+    }
+
+    /// An error of the tokenizer with the place of the row.
+    fn error_of(&self, row: &TaskRow, error: DataError) -> DataError {
+        let (problem, advice) = match error {
+            DataError::Invalid { problem, advice } => (problem, advice),
+            DataError::Tokenizer { location, problem, advice } => {
+                (format!("tokenizer {location}: {problem}"), advice)
+            }
+            other => return other,
+        };
+        DataError::input(self.data.path(), self.place(row.row), problem, advice)
     }
 
     fn rows_with<'a>(&'a self, chat: Option<&'a ChatPrompts<'a>>) -> Result<TaskRows<'a>> {
@@ -222,13 +266,14 @@ impl Task {
         for row in &mut rows {
             sum.add(&row?);
         }
-        Ok(sum.finish(self.metric, self.chance, rows.left_out()))
+        Ok(sum.finish(self.metric, self.chance, self.generation.as_ref(), rows.left_out()))
     }
 }
 
 /// Fails for settings that have no effect on these rows.
 fn refuse_unused(path: &Path, settings: &TaskSettings, data: &TaskData) -> Result<()> {
     let refuse = |problem: &str, advice: &str| Err(DataError::corrupt(path, problem, advice));
+    let is_generated = data.kind() == RowKind::Generated;
     let is_rendered = matches!(data.format(), RowFormat::Samples(_));
     match () {
         () if is_rendered && settings.shots.is_some() => {
@@ -237,11 +282,33 @@ fn refuse_unused(path: &Path, settings: &TaskSettings, data: &TaskData) -> Resul
         () if is_rendered && settings.chat => {
             refuse("`chat` has no effect on lm-eval's samples, which are rendered", "leave it out")
         }
+        () if !is_generated && settings.max_tokens.is_some() => {
+            refuse("`max_tokens` has no effect on rows without generated answers", "leave it out")
+        }
+        () if !is_generated && settings.until.is_some() => {
+            refuse("`until` has no effect on rows without generated answers", "leave it out")
+        }
+        () if is_rendered && (settings.max_tokens.is_some() || settings.until.is_some()) => refuse(
+            "`max_tokens` and `until` have no effect on lm-eval's samples, which hold their own",
+            "leave them out",
+        ),
         () if settings.chat && settings.delimiter.is_some() => {
             refuse("`delimiter` has no effect with `chat`", "leave one of them out")
         }
         () => Ok(()),
     }
+}
+
+/// The rules of generated answers, of a task that has such.
+fn generation(settings: &TaskSettings, data: &TaskData) -> Option<GenerationRules> {
+    if let RowFormat::Samples(samples) = data.format() {
+        return samples.generation.clone();
+    }
+    let separator = || Some(settings.separator.clone()).filter(|text| !text.is_empty());
+    (data.kind() == RowKind::Generated).then(|| GenerationRules {
+        max_tokens: settings.max_tokens.unwrap_or(GenerationRules::MAX_TOKENS),
+        until: settings.until.clone().unwrap_or_else(|| separator().into_iter().collect()),
+    })
 }
 
 /// The name of a task without one: that of its BIG-bench task, or of its file.

@@ -42,7 +42,8 @@ pub enum Gold {
     Answer {
         /// The answer.
         answer: String,
-        /// A regular expression that finds the answer in the generated text.
+        /// A regular expression of Python that finds the answer in the generated text: its first match, and
+        /// of that the first group, if there is one.
         extract: Option<String>,
     },
 }

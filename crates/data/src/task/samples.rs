@@ -10,13 +10,19 @@
 //! first row's continuations with the lists of strings in `doc`, and else is a space if all begin with one.
 //! Nor does it log the right context of a schema: of two, it follows from `acc` and the logged scores.
 //!
-//! Absent: generated answers, whose filters are not logged; rows with several right choices.
+//! In a row of a generated answer, `arg_1` has the settings of generation (`until`, `max_gen_toks` and its
+//! other names, `do_sample`, `temperature`), which must be greedy and equal in all rows; `target` is the
+//! answer. Expressions of filters are not logged, so the filter must be `none`.
+//!
+//! Absent: sampled answers, answers behind a filter; rows with several right choices or answers.
 
 use serde_json::{Map, Value};
 
-use super::content::{NamedRow, RowContent, label, text};
+use super::content::{NamedRow, RowContent, label, not_empty, text};
 use super::fault::{RowFault, RowResult, keys, kind, shown};
+use super::generation::GenerationRules;
 use super::python_text::strip;
+use super::sample_settings;
 
 /// lm-eval's default delimiter.
 const DELIMITER: &str = " ";
@@ -28,10 +34,17 @@ pub(super) struct Samples {
     pub(super) delimiter: String,
     /// The filter of the first row. There is a row for each filter, with the same requests.
     filter: Option<String>,
+    /// The rules of generated answers, if the rows are such.
+    pub(super) generation: Option<GenerationRules>,
 }
 
 /// A request as it was logged.
 type Logged = (String, String);
+
+/// The arguments of a request, or settings among them.
+type JsonObject = Map<String, Value>;
+
+const ADVICE: &str = "name a samples file that lm-eval 0.4.13 wrote";
 
 /// True for a row of such a file.
 pub(super) fn is_sample(row: &Map<String, Value>) -> bool {
@@ -41,12 +54,18 @@ pub(super) fn is_sample(row: &Map<String, Value>) -> bool {
 impl Samples {
     /// The file with this first row; `delimiter` is the one that a task file gives.
     pub(super) fn of_first(row: &Map<String, Value>, delimiter: Option<&str>) -> RowResult<Samples> {
-        let requests = requests(row)?;
+        let filter = label(row, "filter")?;
+        let logged = logged(row)?;
+        if let Some((_, settings)) = generated(&logged)? {
+            let delimiter = delimiter.unwrap_or_default().to_owned();
+            return Ok(Samples { delimiter, filter, generation: Some(sample_settings::rules(settings)?) });
+        }
+        let requests = requests(&logged)?;
         let delimiter = match delimiter {
             Some(delimiter) => delimiter.to_owned(),
             None => find_delimiter(row, &requests),
         };
-        Ok(Samples { delimiter, filter: label(row, "filter")? })
+        Ok(Samples { delimiter, filter, generation: None })
     }
 
     /// Reads a row; `None` if it repeats one under another filter.
@@ -54,9 +73,14 @@ impl Samples {
         if label(row, "filter")? != self.filter {
             return Ok(None);
         }
-        let requests = requests(row)?;
         let doc = row.get("doc").and_then(Value::as_object);
         let cluster = doc.map(|doc| label(doc, "cluster")).transpose()?.flatten();
+        let (id, logged) = (label(row, "doc_id")?, logged(row)?);
+        if let Some((context, settings)) = generated(&logged)? {
+            let content = self.answer(row, context, settings)?;
+            return Ok(Some(NamedRow { id, cluster, content }));
+        }
+        let requests = requests(&logged)?;
         let content = match requests.as_slice() {
             [(context, continuation)] => {
                 let continuation = self.without_delimiter(continuation)?;
@@ -81,7 +105,33 @@ impl Samples {
                 return Err(RowFault::new(problem, "write rows with query and choices"));
             }
         };
-        Ok(Some(NamedRow { id: label(row, "doc_id")?, cluster, content }))
+        Ok(Some(NamedRow { id, cluster, content }))
+    }
+
+    /// A row of a generated answer.
+    fn answer(
+        &self,
+        row: &Map<String, Value>,
+        context: String,
+        settings: &JsonObject,
+    ) -> RowResult<RowContent> {
+        const ADVICE: &str = "write rows with query, answer and extract";
+        if let Some(filter) = self.filter.as_deref().filter(|filter| *filter != "none") {
+            let problem = format!("lm-eval does not log what its filter {} extracts", shown(filter));
+            return Err(RowFault::new(problem, ADVICE));
+        }
+        if self.generation != Some(sample_settings::rules(settings)?) {
+            let problem = "its settings of generation are not those of the first row";
+            return Err(RowFault::new(problem, "write a file for each"));
+        }
+        match row.get("target") {
+            Some(Value::Array(_)) => Err(RowFault::new("\"target\" has several right answers", ADVICE)),
+            _ => Ok(RowContent::Answer {
+                query: context,
+                answer: not_empty("target", text(row, "target")?)?,
+                extract: None,
+            }),
+        }
     }
 
     fn without_delimiter(&self, continuation: &str) -> RowResult<String> {
@@ -98,34 +148,44 @@ impl Samples {
     }
 }
 
-/// The requests of a row, in order.
-fn requests(row: &Map<String, Value>) -> RowResult<Vec<Logged>> {
-    const ADVICE: &str = "name a samples file that lm-eval 0.4.13 wrote";
+/// The logged requests of a row, in order.
+fn logged(row: &Map<String, Value>) -> RowResult<Vec<&JsonObject>> {
     let Some(Value::Object(arguments)) = row.get("arguments") else {
         let found = row.get("arguments").map_or("missing".to_owned(), kind);
         return Err(RowFault::new(format!("\"arguments\" is {found}, not an object"), ADVICE));
     };
-    let mut requests = Vec::with_capacity(arguments.len());
-    for at in 0..arguments.len() {
+    let request = |at: usize| {
         let key = format!("gen_args_{at}");
-        let Some(Value::Object(request)) = arguments.get(&key) else {
+        arguments.get(&key).and_then(Value::as_object).ok_or_else(|| {
             let problem = format!("\"arguments\" has no object {key:?}, but {}", keys(arguments));
-            return Err(RowFault::new(problem, ADVICE));
-        };
-        match request.get("arg_1") {
-            Some(Value::Object(_)) => {
-                let advice = "write rows with query, answer and extract";
-                return Err(RowFault::new("it is a request to generate text, not to score it", advice));
-            }
-            None => {
-                let advice = "xtrain eval gives the loss of text";
-                return Err(RowFault::new(
-                    "it is a request to score a whole text, without a context",
-                    advice,
-                ));
-            }
-            Some(_) => requests.push((text(request, "arg_0")?, text(request, "arg_1")?)),
+            RowFault::new(problem, ADVICE)
+        })
+    };
+    (0..arguments.len()).map(request).collect()
+}
+
+/// The context and the settings of a request to generate an answer; `None` if texts are to be scored.
+fn generated<'r>(logged: &[&'r JsonObject]) -> RowResult<Option<(String, &'r JsonObject)>> {
+    let settings = |request: &&'r JsonObject| request.get("arg_1").and_then(Value::as_object);
+    match logged {
+        [request] => settings(request).map(|found| Ok((text(request, "arg_0")?, found))).transpose(),
+        several if several.iter().any(|request| settings(request).is_some()) => {
+            let problem = format!("it has {} requests, of which some are to generate text", several.len());
+            Err(RowFault::new(problem, "write rows with query, answer and extract"))
         }
+        _ => Ok(None),
+    }
+}
+
+/// The requests to score texts, in order.
+fn requests(logged: &[&JsonObject]) -> RowResult<Vec<Logged>> {
+    let mut requests = Vec::with_capacity(logged.len());
+    for request in logged {
+        if !request.contains_key("arg_1") {
+            let advice = "xtrain eval gives the loss of text";
+            return Err(RowFault::new("it is a request to score a whole text, without a context", advice));
+        }
+        requests.push((text(request, "arg_0")?, text(request, "arg_1")?));
     }
     // Unconditional requests follow the others.
     let half = requests.len() / 2;

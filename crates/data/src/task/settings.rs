@@ -3,22 +3,35 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use xtrain_checkpoint::suggest::{listing, nearest};
 
 use super::fault::shown;
+use super::generation::GenerationRules;
 use super::metric::Metric;
 use crate::error::{DataError, Result};
 use crate::files;
 
 /// Keys of a task file.
-const KEYS: [&str; 9] =
-    ["name", "data", "shots", "examples", "separator", "delimiter", "metric", "chance", "chat"];
+const KEYS: [&str; 11] = [
+    "name",
+    "data",
+    "shots",
+    "examples",
+    "separator",
+    "delimiter",
+    "metric",
+    "chance",
+    "chat",
+    "max_tokens",
+    "until",
+];
 
 /// Maximum size of a task file.
 const MAX_BYTES: usize = 1 << 20;
 /// Maximum number of few-shot examples.
-const MAX_SHOTS: i64 = 1000;
+const MAX_SHOTS: usize = 1000;
 
 /// Settings of a task, as its file gives them.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +48,10 @@ pub(super) struct TaskSettings {
     pub(super) metric: Option<Metric>,
     pub(super) chance: Option<f64>,
     pub(super) chat: bool,
+    /// Maximum number of tokens of a generated answer.
+    pub(super) max_tokens: Option<usize>,
+    /// Strings at which a generated answer ends.
+    pub(super) until: Option<Vec<String>>,
 }
 
 impl TaskSettings {
@@ -49,6 +66,8 @@ impl TaskSettings {
             metric: None,
             chance: None,
             chat: false,
+            max_tokens: None,
+            until: None,
         }
     }
 
@@ -99,12 +118,17 @@ impl TaskFile<'_> {
                 "name" => settings.name = Some(self.name(&entry)?),
                 "data" => settings.data = folder.join(self.name(&entry)?),
                 "examples" => examples = Some(folder.join(self.name(&entry)?)),
-                "shots" => shots = Some((self.shots(&entry)?, entry.at)),
+                "shots" => shots = Some((self.whole_number(&entry, 0, MAX_SHOTS)?, entry.at)),
                 "separator" => settings.separator = self.text(&entry)?,
                 "delimiter" => settings.delimiter = Some(self.text(&entry)?),
                 "metric" => settings.metric = Some(self.metric(&entry)?),
                 "chance" => settings.chance = Some(self.chance(&entry)?),
                 "chat" => settings.chat = self.flag(&entry)?,
+                "max_tokens" => {
+                    let most = GenerationRules::MOST_TOKENS;
+                    settings.max_tokens = Some(self.whole_number(&entry, 1, most)?);
+                }
+                "until" => settings.until = Some(self.stops(&entry)?),
                 _ => return Err(self.unknown(&entry)),
             }
         }
@@ -154,15 +178,33 @@ impl TaskFile<'_> {
         }
     }
 
-    fn shots(&self, entry: &Entry<'_>) -> Result<usize> {
+    fn whole_number(&self, entry: &Entry<'_>, least: usize, most: usize) -> Result<usize> {
         let number = match entry.value {
-            DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix()).ok(),
+            DeValue::Integer(number) => usize::from_str_radix(number.as_str(), number.radix()).ok(),
             _ => None,
         };
-        let in_range = number.filter(|number| (0..=MAX_SHOTS).contains(number));
+        let in_range = number.filter(|number| (least..=most).contains(number));
         in_range
-            .map(|number| number as usize)
-            .ok_or_else(|| self.wrong(entry, entry.value, &format!("a whole number from 0 to {MAX_SHOTS}")))
+            .ok_or_else(|| self.wrong(entry, entry.value, &format!("a whole number from {least} to {most}")))
+    }
+
+    /// A list of strings that are not empty.
+    fn stops(&self, entry: &Entry<'_>) -> Result<Vec<String>> {
+        const EXPECTED: &str = "a list of strings";
+        let DeValue::Array(items) = entry.value else {
+            return Err(self.wrong(entry, entry.value, EXPECTED));
+        };
+        let stop = |item: &Spanned<DeValue<'_>>| match item.get_ref() {
+            DeValue::String(text) if text.is_empty() => {
+                Err(self.error(&entry.at, "`until` has an empty string".to_owned(), "leave it out"))
+            }
+            DeValue::String(text) => Ok(text.to_string()),
+            other => {
+                let problem = format!("`until` is a list with {}", self.found(other));
+                Err(self.error(&entry.at, problem, format!("give {EXPECTED}")))
+            }
+        };
+        items.iter().map(stop).collect()
     }
 
     fn chance(&self, entry: &Entry<'_>) -> Result<f64> {
@@ -195,7 +237,12 @@ impl TaskFile<'_> {
     }
 
     fn wrong(&self, entry: &Entry<'_>, found: &DeValue<'_>, expected: &str) -> DataError {
-        let found = match found {
+        let problem = format!("`{}` is {}", entry.key, self.found(found));
+        self.error(&entry.at, problem, format!("give {expected}"))
+    }
+
+    fn found(&self, found: &DeValue<'_>) -> String {
+        match found {
             DeValue::String(text) => format!("the string {}", shown(text)),
             DeValue::Integer(number) => shown(number.as_str()).replace('"', ""),
             DeValue::Float(number) => shown(number.as_str()).replace('"', ""),
@@ -203,8 +250,7 @@ impl TaskFile<'_> {
             DeValue::Datetime(_) => "a date".to_owned(),
             DeValue::Array(_) => "a list".to_owned(),
             DeValue::Table(_) => "a table".to_owned(),
-        };
-        self.error(&entry.at, format!("`{}` is {found}", entry.key), format!("give {expected}"))
+        }
     }
 
     fn error(&self, at: &Range<usize>, problem: impl Into<String>, advice: impl Into<String>) -> DataError {
@@ -232,7 +278,8 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let text = "name = \"n\"\ndata = \"a.jsonl\"\nshots = 5\nexamples = \"b/c.jsonl\"\nseparator = \"\\n\"\n\
-                    delimiter = \"\"\nmetric = \"acc_norm\"\nchance = 0.25\nchat = true\n";
+                    delimiter = \"\"\nmetric = \"acc_norm\"\nchance = 0.25\nchat = true\nmax_tokens = 0x10\n\
+                    until = [\"\\n\", \"Q:\"]\n";
         let expected = TaskSettings {
             name: Some("n".to_owned()),
             data: "a.jsonl".into(),
@@ -242,6 +289,8 @@ mod tests {
             metric: Some(Metric::AccNorm),
             chance: Some(0.25),
             chat: true,
+            max_tokens: Some(16),
+            until: Some(vec!["\n".to_owned(), "Q:".to_owned()]),
         };
         assert_eq!(read(text).expect("settings"), expected);
         assert_eq!(read("data = 'a'\nshots = 0").expect("settings"), TaskSettings::new("a".into()));
@@ -266,6 +315,11 @@ mod tests {
             ("data = 'a'\nmetric = 'f1'", 2, "The metrics are \"acc\""),
             ("data = 'a'\nchance = 1.0", 2, "`chance` is 1.0"),
             ("data = 'a'\nchance = nan", 2, "`chance` is nan"),
+            ("data = 'a'\nmax_tokens = 0", 2, "`max_tokens` is 0; give a whole number from 1"),
+            ("data = 'a'\nmax_tokens = -3", 2, "`max_tokens` is -3"),
+            ("data = 'a'\nuntil = 'x'", 2, "the string \"x\"; give a list of strings"),
+            ("data = 'a'\nuntil = ['x', 1]", 2, "a list with 1; give a list"),
+            ("data = 'a'\nuntil = ['']", 2, "an empty string"),
             ("data = 'a'\nchat = 'yes'", 2, "the string \"yes\""),
             ("data = 'a'\n\nname = x", 3, "no valid TOML"),
             ("data = 'a'\n[more]\nx = 1", 2, "unknown key \"more\""),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+use super::generation::GenerationRules;
 use super::metric::Metric;
 use super::row::{Gold, TaskRow};
 use crate::files;
@@ -24,7 +25,8 @@ pub struct TaskSummary {
     /// Probability that a guess is right: that of the task file, or the mean over rows of 1 / choices.
     pub chance: f64,
     /// SHA-256, in hexadecimal, of all that numbers of the task depend on but the model: the protocol, metric
-    /// and chance, and of each row its requests as rendered, its right answer, cluster and name.
+    /// and chance, the rules of generated answers, and of each row its requests as rendered, its right
+    /// answer, cluster and name.
     pub hash: String,
 }
 
@@ -71,13 +73,24 @@ impl Summing {
         }
     }
 
-    pub(super) fn finish(mut self, metric: Metric, chance: Option<f64>, left_out: u64) -> TaskSummary {
+    /// The summary of a task with this metric, chance and rules of generated answers.
+    pub(super) fn finish(
+        mut self,
+        metric: Metric,
+        chance: Option<f64>,
+        generation: Option<&GenerationRules>,
+        left_out: u64,
+    ) -> TaskSummary {
         let chance = chance.unwrap_or(self.chances / self.rows.max(1) as f64);
         self.text("xtrain task");
         self.number(u64::from(PROTOCOL));
         self.text(metric.name());
         self.number(chance.to_bits());
         self.number(self.rows);
+        if let Some(GenerationRules { max_tokens, until }) = generation {
+            self.number(*max_tokens as u64);
+            until.iter().for_each(|stop| self.text(stop));
+        }
         let Summing { hash, rows, requests, .. } = self;
         TaskSummary { rows, requests, left_out, chance, hash: files::hex(&hash.finalize()) }
     }

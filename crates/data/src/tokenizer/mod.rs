@@ -51,6 +51,7 @@ pub use begin_of_document::BeginOfDocument;
 pub(crate) use chat::MAX_CONVERSATION_BYTES;
 pub use cut_rule::CutRule;
 pub use grow::Growth;
+pub(crate) use regex_limits::set as limit_expressions;
 pub use stream_decoder::StreamDecoder;
 
 use crate::catch_panic::catch_panic;

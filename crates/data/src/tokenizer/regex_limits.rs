@@ -3,7 +3,7 @@
 //! A `tokenizer.json` may bring an expression whose search takes exponential time, or memory for each way of
 //! matching a text. The engine stops at these limits with an error, which the `tokenizers` crate turns into a
 //! panic and [`crate::catch_panic`] into a message. They are process-wide: the crate compiles and searches
-//! without parameters of its own.
+//! without parameters of its own. So do the expressions of tasks.
 
 #![allow(unsafe_code)]
 
@@ -23,7 +23,7 @@ const RETRIES: u32 = 1_000_000_000;
 const DEPTH: u32 = 250;
 
 /// Sets the limits of all expressions in this process.
-pub(super) fn set() {
+pub(crate) fn set() {
     static SET: Once = Once::new();
     SET.call_once(|| {
         // SAFETY: takes a number and stores it in a variable of the library.

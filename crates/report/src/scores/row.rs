@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use xtrain_data::task::Metric;
 
 /// The scores of a row: for each of its choices those of its continuation. A row that has no choices has one.
+/// A row with a generated answer has no scores, and the tokens of the answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowScores {
@@ -34,6 +35,12 @@ pub struct RowScores {
     /// Tokens that were cut off the beginning of each context; absent if none were.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub truncated: Vec<u64>,
+    /// The generated text, of a long one the beginning.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
+    /// True if the answer in the generated text is the right one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exact_match: Option<bool>,
 }
 
 impl RowScores {
@@ -52,6 +59,7 @@ impl RowScores {
                 let (logprob, bytes) = (self.logprobs.get(right)?, *self.bytes.get(right)?);
                 Some(-logprob / std::f64::consts::LN_2 / bytes.max(1) as f64)
             }
+            (Metric::ExactMatch, _) => self.exact_match.map(binary),
             _ => None,
         }
     }
@@ -115,5 +123,15 @@ mod tests {
         let values = Metric::ALL.map(|metric| one.value(metric).is_some());
         assert_eq!(values, [true, false, false, true, false, false]);
         assert_eq!(one.value(Metric::Acc), Some(1.0));
+    }
+
+    #[test]
+    fn a_generated_answer_is_right_or_not() {
+        let answer = Some("42".to_owned());
+        let one = RowScores { answer, exact_match: Some(true), tokens: vec![2], ..RowScores::default() };
+        let values = Metric::ALL.map(|metric| one.value(metric));
+        assert_eq!(values, [None, None, None, None, None, Some(1.0)]);
+        let wrong = RowScores { exact_match: Some(false), ..one };
+        assert_eq!(wrong.value(Metric::ExactMatch), Some(0.0));
     }
 }

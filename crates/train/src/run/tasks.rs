@@ -46,6 +46,7 @@ impl Run {
         let mut model = ScoredModel {
             weights: self.learner.weights(),
             scorer,
+            generator: None,
             tokenizer,
             prompts: prompts.as_ref(),
             name: model_name(self.folder.path()),

@@ -15,10 +15,13 @@ use xtrain_data::Tokenizer;
 use xtrain_data::chat::ChatPrompts;
 use xtrain_data::task::Task;
 use xtrain_evaluation::error::EvaluationError;
-use xtrain_evaluation::{CheckedTask, Earlier, Exchange, ScoredModel, ScoresFolder, model_name};
+use xtrain_evaluation::{
+    CheckedTask, Earlier, Exchange, ScoredModel, ScoresFolder, answer_generator, answer_tokens, model_name,
+};
 use xtrain_model::Recipe;
 use xtrain_report::scores::summaries;
 use xtrain_step::engine::{Processor, ProcessorChoice};
+use xtrain_step::generate::Generator;
 use xtrain_step::scored_shape::ScoredShape;
 use xtrain_step::scoring::Scorer;
 use xtrain_train::error::RunError;
@@ -70,8 +73,8 @@ fn all(
         named => named.iter().copied().map(Some).collect(),
     };
     let named = which(args.model.step, args.model.best);
-    let mut model = NamedModel { args, process_group, shapes: Vec::new(), opened: None };
-    let (opened, _) = model.open(precisions[0], named)?;
+    let mut model = NamedModel { args, process_group, shapes: Vec::new(), answer_tokens: None, opened: None };
+    let opened = &model.open(precisions[0], named)?.model;
     let steps = match args.every_checkpoint {
         true => opened.checkpoints()?.into_iter().map(Which::Step).collect(),
         false => vec![named],
@@ -88,9 +91,7 @@ fn all(
     let prompts = prompts.transpose().map_err(|error| RunError::Refused(error.to_string()))?;
     let checked = tasks.into_iter().map(|task| CheckedTask::new(task, prompts.as_ref(), args.limit));
     let tasks: Vec<CheckedTask> = checked.collect::<Result<_, EvaluationError>>()?;
-    if !process_group.is_alone() {
-        model.share(&tasks, &tokenizer, prompts.as_ref(), context)?;
-    }
+    model.prepare(&tasks, &tokenizer, prompts.as_ref(), context)?;
     let channel = process_group.channel();
     let exchange = Exchange::new(channel.as_ref(), process_group.rank());
     let earlier = if args.again { Earlier::Replaced } else { Earlier::Used };
@@ -123,35 +124,41 @@ struct NamedModel<'a> {
     process_group: &'a ProcessGroup,
     /// Shapes of the programs that ranks have to compute in the same way.
     shapes: Vec<ScoredShape>,
-    opened: Option<(Option<Recipe>, Which, OpenedModel, Scorer)>,
+    /// Tokens of the longest generated answer with its question, if there are any.
+    answer_tokens: Option<usize>,
+    opened: Option<NamedState>,
+}
+
+/// A model in a precision at a step, with its programs.
+struct NamedState {
+    precision: Option<Recipe>,
+    step: Which,
+    model: OpenedModel,
+    scorer: Scorer,
+    generator: Option<Generator>,
 }
 
 impl NamedModel<'_> {
     /// Opens it in a precision at a step, or, if it is open in that precision, reads the weights of the step.
-    fn open(
-        &mut self,
-        precision: Option<Recipe>,
-        step: Which,
-    ) -> Result<(&mut OpenedModel, &mut Scorer), RunError> {
+    fn open(&mut self, precision: Option<Recipe>, step: Which) -> Result<&mut NamedState, RunError> {
         let mut reused = None;
-        if let Some((opened_in, at, mut opened, scorer)) = self.opened.take()
-            && opened_in == precision
-            && (at == step || opened.read_checkpoint(step)?)
+        if let Some(mut state) = self.opened.take()
+            && state.precision == precision
+            && (state.step == step || state.model.read_checkpoint(step)?)
         {
-            reused = Some((opened, scorer));
+            reused = Some(NamedState { step, ..state });
         }
-        let (opened, scorer) = match reused {
+        let state = match reused {
             Some(reused) => reused,
             None => {
                 let opened = |choices: Option<BTreeMap<String, String>>| {
                     self.open_with(precision, step, choices.unwrap_or_default())
                 };
                 // The others use the algorithms that rank 0 has chosen for the programs.
-                self.process_group.after_first(opened, |(opened, _)| opened.weights.engine().choices())?
+                self.process_group.after_first(opened, |state| state.model.weights.engine().choices())?
             }
         };
-        let (.., opened, scorer) = self.opened.insert((precision, step, opened, scorer));
-        Ok((opened, scorer))
+        Ok(self.opened.insert(state))
     }
 
     fn open_with(
@@ -159,7 +166,7 @@ impl NamedModel<'_> {
         precision: Option<Recipe>,
         step: Which,
         choices: BTreeMap<String, String>,
-    ) -> Result<(OpenedModel, Scorer), RunError> {
+    ) -> Result<NamedState, RunError> {
         let device = match (self.args.processes.gpus, self.args.processes.ranks) {
             (Some(_), _) => Device::Cuda,
             (_, Some(_)) => Device::Cpu,
@@ -178,19 +185,32 @@ impl NamedModel<'_> {
         for &shape in &self.shapes {
             scorer.prepare(&mut opened.weights, shape)?;
         }
-        Ok((opened, scorer))
+        let generator = self.generator(&mut opened)?;
+        Ok(NamedState { precision, step, model: opened, scorer, generator })
     }
 
-    /// Opens it again with all programs for the tasks.
-    fn share(
+    /// A generator, if there are answers to generate.
+    fn generator(&self, model: &mut OpenedModel) -> Result<Option<Generator>, RunError> {
+        let generator = self.answer_tokens.map(|tokens| answer_generator(&mut model.weights, tokens));
+        Ok(generator.transpose()?)
+    }
+
+    /// Prepares it for the tasks: several ranks open it again with all programs.
+    fn prepare(
         &mut self,
         tasks: &[CheckedTask],
         tokenizer: &Tokenizer,
         prompts: Option<&ChatPrompts<'_>>,
         context: usize,
     ) -> Result<(), RunError> {
-        self.shapes = xtrain_evaluation::shapes(tasks, tokenizer, prompts, context)?;
-        self.opened = None;
+        self.answer_tokens = answer_tokens(tasks, tokenizer, prompts, context)?;
+        if !self.process_group.is_alone() {
+            self.shapes = xtrain_evaluation::shapes(tasks, tokenizer, prompts, context)?;
+            self.opened = None;
+        } else if let Some(mut state) = self.opened.take() {
+            state.generator = self.generator(&mut state.model)?;
+            self.opened = Some(state);
+        }
         Ok(())
     }
 
@@ -201,7 +221,16 @@ impl NamedModel<'_> {
         prompts: Option<&'m ChatPrompts<'m>>,
     ) -> Result<ScoredModel<'m>, RunError> {
         let name = model_name(&self.args.model.model);
-        let (OpenedModel { weights, tokenizer, step, .. }, scorer) = self.open(precision, step)?;
-        Ok(ScoredModel { weights, scorer, tokenizer, prompts, name, step: *step })
+        let NamedState { model, scorer, generator, .. } = self.open(precision, step)?;
+        let OpenedModel { weights, tokenizer, step, .. } = model;
+        Ok(ScoredModel {
+            weights,
+            scorer,
+            generator: generator.as_mut(),
+            tokenizer,
+            prompts,
+            name,
+            step: *step,
+        })
     }
 }

@@ -48,6 +48,7 @@ mod resume;
 mod run_folder;
 mod saved_by_ranks;
 mod scoring;
+mod scoring_answers;
 mod scoring_runs;
 mod static_scales;
 mod stopping;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::process::{Command, Stdio};
 
 /// Words of the text that models of these tests are trained on.
-const WORDS: [&str; 8] = ["river", "ran", "under", "stone", "bridge", "nobody", "sea", "again"];
+pub(crate) const WORDS: [&str; 8] = ["river", "ran", "under", "stone", "bridge", "nobody", "sea", "again"];
 
 /// Questions with two to four choices, in clusters of two.
 pub(crate) fn choices(dice: &mut Dice, rows: usize) -> String {
@@ -36,7 +36,7 @@ fn scored_place(dice: &mut Dice, rows: usize) -> Place {
     place
 }
 
-fn json_lines(text: &str) -> Vec<Value> {
+pub(crate) fn json_lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
 }
 

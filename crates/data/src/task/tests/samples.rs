@@ -122,9 +122,9 @@ fn continuations_and_schemas_are_replayed() {
 
 #[test]
 fn other_requests_and_later_filters_are_refused_or_left_out() {
-    let mut generated = sample(&[("Q:", "x")], "1", json!({}));
-    generated["arguments"]["gen_args_0"]["arg_1"] = json!({"until": ["\n"]});
-    assert!(error_of("s.jsonl", lines(&[generated])).contains("to generate text"));
+    let mut both = sample(&[("Q:", "x"), ("Q:", "y")], "1", json!({}));
+    both["arguments"]["gen_args_0"]["arg_1"] = json!({"until": ["\n"]});
+    assert!(error_of("s.jsonl", lines(&[both])).contains("are to generate text"));
     let mut rolling = sample(&[("text", "x")], "text", json!({}));
     rolling["arguments"]["gen_args_0"].as_object_mut().expect("an object").remove("arg_1");
     assert!(error_of("s.jsonl", lines(&[rolling])).contains("whole text"));
@@ -141,4 +141,40 @@ fn other_requests_and_later_filters_are_refused_or_left_out() {
     second["filter"] = json!("flexible");
     let (task, rows) = read("s.jsonl", &[("s.jsonl", &lines(&[choices, second]))]).expect("a task");
     assert_eq!((rows.len(), task.shots()), (1, 0));
+}
+
+#[test]
+fn generated_answers_are_replayed_with_their_settings() {
+    let generated = |target: Value, settings: Value| {
+        let mut row = sample(&[("Q: 1 + 1\nA:", "")], "", json!({"cluster": "c"}));
+        row["target"] = target;
+        row["arguments"]["gen_args_0"]["arg_1"] = settings;
+        row
+    };
+    let settings =
+        json!({"until": ["\n\n", "Q:"], "max_gen_toks": 32, "do_sample": false, "temperature": 0.0});
+    let row = generated(json!("2"), settings.clone());
+    let (task, rows) = read("s.jsonl", &[("s.jsonl", &lines(&[row.clone(), row.clone()]))]).expect("a task");
+    let rules = task.generation().expect("rules");
+    assert_eq!((rules.max_tokens, rules.until.as_slice()), (32, &["\n\n".to_owned(), "Q:".to_owned()][..]));
+    let gold = Gold::Answer { answer: "2".to_owned(), extract: None };
+    assert_eq!((&*rows[0].requests[0].context, &rows[0].gold), ("Q: 1 + 1\nA:", &gold));
+    assert_eq!((rows[0].cluster.as_deref(), rows.len()), (Some("c"), 2));
+    assert!(task.describe().ends_with("at most 32 tokens, until \"\\n\\n\", until \"Q:\"; exact_match"));
+
+    let mut filtered = row.clone();
+    filtered["filter"] = json!("strict-match");
+    for (rows, part) in [
+        (vec![filtered], "its filter \"strict-match\" extracts"),
+        (vec![row.clone(), generated(json!("2"), json!({"until": ["\n"]}))], "not those of the first row"),
+        (vec![generated(json!(["2", "two"]), settings.clone())], "several right answers"),
+        (vec![generated(json!(""), settings.clone())], "\"target\" is empty"),
+        (vec![generated(json!("2"), json!({"do_sample": true}))], "\"do_sample\" of generation is true"),
+    ] {
+        assert!(
+            error_of("s.jsonl", lines(&rows)).contains(part),
+            "{part}: {}",
+            error_of("s.jsonl", lines(&rows))
+        );
+    }
 }

@@ -83,8 +83,8 @@ fn each_event_with_figures_is_one_frame() {
         writer.write(&record).unwrap();
     }
     let bytes = fs::read(writer.path()).unwrap();
-    // The version, two steps, two evaluations, two reference segments, one sample, two sources, two tasks, one
-    // warning, two of experts.
+    // The version, two steps, two evaluations, two reference segments, one sample, two sources, two tasks,
+    // one warning, two of experts.
     assert_eq!(payloads(&bytes).len(), 15);
 }
 

@@ -200,8 +200,8 @@ impl ChatRecord {
             said += &format!("; answers are found {}", list(&self.methods));
         }
         if let Some([whole, samples]) = self.turn_by_turn {
-            said +=
-                &format!(", a sample for each: {:.1} times the text", samples as f64 / whole.max(1) as f64);
+            let times = samples as f64 / whole.max(1) as f64;
+            said += &format!("; samples turn by turn have {times:.1} times the text of their conversations");
         }
         if self.dropped_rows() > 0 {
             said +=
@@ -223,6 +223,17 @@ impl ChatRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_text_that_turn_by_turn_adds_is_summed_and_said() {
+        let mut record = ChatRecord::new(&ChatOptions::default(), None);
+        for turn_by_turn in [None, Some([100, 150]), Some([300, 850])] {
+            let (format, method) = (RowFormat::Text, turn_by_turn.map(|_| Method::TurnByTurn));
+            record.add(&RowCounts { format, method, crossing_tokens: 0, missing_messages: 0, turn_by_turn });
+        }
+        assert_eq!(record.turn_by_turn, Some([400, 1000]));
+        assert!(record.summary().contains(" 2.5 times the text"), "{}", record.summary());
+    }
 
     #[test]
     fn rows_that_cannot_be_read_are_left_out_of_number_reasons_and_the_first() {

@@ -110,7 +110,8 @@ pub fn no_such_folder(folder: &Path) -> RunError {
     }
     let advice = match looks_like_a_hub_id(&name) {
         true => format!(
-            "; if it is a model of the Hugging Face Hub, download it first: hf download {name} --local-dir {name}"
+            "; if it is a model of the Hugging Face Hub, download it first: hf download {} --local-dir {name}",
+            hub_id(&name)
         ),
         false => siblings(folder),
     };
@@ -159,7 +160,8 @@ fn no_such_tokenizer(path: &Path, others: &str) -> RunError {
     let advice = match near_folder(path) {
         Some(near) => format!("did you mean {}?", near.display()),
         None if !is_file && is_hub_name(&name) => format!(
-            "if it is one of the Hugging Face Hub, download it first: hf download {name} --include '*.json' --local-dir {name}"
+            "if it is one of the Hugging Face Hub, download it first: hf download {} --include '*.json' --local-dir {name}",
+            hub_id(&name)
         ),
         None => "check the path".to_owned(),
     };
@@ -194,6 +196,15 @@ pub(crate) fn looks_like_a_hub_id(name: &str) -> bool {
     };
     let is_owner = |owner: &str| is_part(owner) && owner != RUNS && !Path::new(owner).is_dir();
     name.split_once('/').is_some_and(|(owner, name)| is_owner(owner) && is_part(name))
+}
+
+/// The id on the Hub of what is to be downloaded to `name`: `models/NAME` has an owner that only the user
+/// knows.
+pub(crate) fn hub_id(name: &str) -> String {
+    match name.split_once('/') {
+        Some(("models" | "model" | "data" | "datasets" | "checkpoints", rest)) => format!("OWNER/{rest}"),
+        _ => name.to_owned(),
+    }
 }
 
 /// Reads config.json and generation_config.json of a Hugging Face folder.

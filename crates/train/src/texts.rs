@@ -1,7 +1,7 @@
 //! The files of the texts that a user names, with advice for names of data that is not on this machine.
 
 use crate::error::RunError;
-use crate::source::looks_like_a_hub_id;
+use crate::source::{hub_id, looks_like_a_hub_id};
 use std::io::ErrorKind;
 use std::path::Path;
 use xtrain_checkpoint::CheckpointError;
@@ -48,8 +48,8 @@ pub fn may_be_of_the_hub(name: &str) -> bool {
 
 /// The command that downloads a data set of the Hub.
 pub fn download(name: &str) -> String {
-    let name = shell_quoted(name);
-    format!("download it first: hf download {name} --repo-type dataset --local-dir {name}")
+    let (id, name) = (shell_quoted(&hub_id(name)), shell_quoted(name));
+    format!("download it first: hf download {id} --repo-type dataset --local-dir {name}")
 }
 
 /// The error for the address of data elsewhere.

@@ -114,7 +114,7 @@ pub(super) const ROWS: &[AliasRow] = &[
     ),
     why(
         &["metric_for_best_model", "greater_is_better", "best_metric", "monitor"],
-        "the best checkpoint is that of the lowest validation loss (`checkpoint.keep_best`)",
+        "`checkpoint.best` says which checkpoint is the best: \"loss\", or \"task NAME\" with one of `eval.tasks`",
     ),
     why(
         &[

@@ -112,7 +112,7 @@ every = 1000
 keep_last = 2
 keep_every = 0
 keep_best = true
-best = "loss"
+best = \"loss\"
 export_hf = true
 export_dtype = \"fp32\"
 

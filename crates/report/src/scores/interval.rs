@@ -19,6 +19,11 @@ impl Interval {
         Self { low: center - half_width, high: center + half_width }
     }
 
+    /// The part in which means of shares lie.
+    fn of_shares(self) -> Self {
+        Self { low: self.low.max(0.0), high: self.high.min(1.0) }
+    }
+
     /// Half of its width.
     pub fn half_width(&self) -> f64 {
         0.5 * (self.high - self.low)
@@ -130,8 +135,9 @@ pub struct TaskScore {
     pub standard_error: Option<f64>,
     /// Cluster-robust standard error, if rows have at least two clusters.
     pub cluster_error: Option<f64>,
-    /// The interval to show. For scores 0 and 1 without clusters [`wilson`], otherwise [`TaskScore::t`]. In
-    /// clusters that are all right or all wrong it is Wilson's for as many rows as clusters.
+    /// The interval to show. For scores 0 and 1 without clusters [`wilson`], otherwise [`TaskScore::t`], cut
+    /// to [0, 1] if all scores are there. In clusters that are all right or all wrong it is Wilson's for as
+    /// many rows as clusters.
     pub interval: Option<Interval>,
     /// Wilson's interval, if all scores are 0 or 1 and rows have no clusters.
     pub wilson: Option<Interval>,
@@ -157,6 +163,7 @@ impl TaskScore {
         let error = MeanError::of_mean(values, clusters);
         let t = error.map(|error| Interval::around(mean, error.half_width()));
         let right = right_rows(values);
+        let are_shares = values.iter().all(|value| (0.0..=1.0).contains(value));
         let of_answers = right.and_then(|right| match clusters.map(|clusters| clusters.count as u64) {
             None => wilson(right, rows as u64),
             Some(clusters) if right == 0 => wilson(0, clusters),
@@ -169,7 +176,7 @@ impl TaskScore {
             mean,
             standard_error: of_rows.map(|error| error.variance.sqrt()),
             cluster_error: error.filter(|_| clusters.is_some()).map(|error| error.variance.sqrt()),
-            interval: of_answers.or(t),
+            interval: of_answers.or(if are_shares { t.map(Interval::of_shares) } else { t }),
             wilson: of_answers.filter(|_| clusters.is_none()),
             t,
             error,

@@ -212,7 +212,7 @@ impl TaskVerdict {
                 format!("about {} rows would settle it, if the difference stays", crate::metrics::format::grouped(rows))
             }
             None if lacks_seeds => "train at least three seeds on each side".to_owned(),
-            None => "it lies too close to the margin to be settled by more seeds or rows; choose the margin that matters to you".to_owned(),
+            None => "no practical number of seeds or rows would settle it, if the difference stays; take a task with more rows, or the margin that matters to you".to_owned(),
         }
     }
 }

@@ -198,7 +198,7 @@ impl Run {
         let (step, every) = (self.position.step, self.config.checkpoint.every);
         let worst = if is_lower_better { f64::INFINITY } else { f64::NEG_INFINITY };
         let (last, best) = self.position.best.unwrap_or((0, worst));
-        let is_better = if is_lower_better { value < best } else { value > best };
+        let is_better = if is_lower_better { value < best } else { value >= best };
         let is_saved_anyway = step > 0 && (is_due(step, every) || step == self.schedule.steps());
         let is_in_turn = every > 0 && step - last >= every;
         self.config.checkpoint.keep_best == Some(true) && is_better && (is_saved_anyway || is_in_turn)

@@ -74,6 +74,7 @@ impl Setup<'_> {
             after: position.step,
             // Unless their evaluation was saved, the initial weights are evaluated again.
             evaluation: position.evaluation.is_some() || position.step == 0 && !position.evaluated_initial,
+            tasks: position.tasks_due,
             samples: position.step == steps && self.folder.unwritten(position.step, config)?.samples,
             switched: recipes.filter(|[before, now]| position.step > 0 && before != now),
         }))

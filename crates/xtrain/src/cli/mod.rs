@@ -106,13 +106,13 @@ pub(crate) enum Command {
     Generate(GenerateArgs),
     /// Chat with a model in the terminal
     Chat(ChatArgs),
-    /// Measure the loss of a model on text
+    /// Measure the loss of a model on text, or score it on tasks
     Eval(EvalArgs),
     /// Write a model as a Hugging Face folder
     Export(ExportArgs),
     /// Write the report of a run, or one page that compares several
     Report(ReportArgs),
-    /// Compare the losses of runs with a baseline: the gap, and the spread between seeds
+    /// Compare the losses and scores of runs with a baseline: the gap, and the spread between seeds
     Compare(CompareArgs),
     /// Show the error of each FP8 cast in a step: underflow, saturation, signal to noise
     Inspect(InspectArgs),

@@ -86,7 +86,8 @@ pub(crate) struct ModelArgs {
     /// Use the checkpoint of this step instead of the latest (run folders)
     #[arg(long, value_name = "STEP", value_parser = whole::<u64>(0..=u64::MAX))]
     pub(crate) step: Option<u64>,
-    /// Use the checkpoint with the lowest validation loss instead of the latest (run folders)
+    /// Use the best checkpoint (lowest validation loss, or `checkpoint.best`) instead of the latest (run
+    /// folders)
     #[arg(long, conflicts_with = "step")]
     pub(crate) best: bool,
     #[command(flatten)]
@@ -197,7 +198,7 @@ pub(crate) struct ProbeArgs {
     /// Use the checkpoint of this step instead of the latest
     #[arg(long, value_name = "STEP", value_parser = whole::<u64>(0..=u64::MAX))]
     pub(crate) step: Option<u64>,
-    /// Use the checkpoint with the lowest validation loss instead of the latest
+    /// Use the best checkpoint (lowest validation loss, or `checkpoint.best`) instead of the latest
     #[arg(long, conflicts_with = "step")]
     pub(crate) best: bool,
     /// Examine the casts of this recipe instead of the run's own; by default fp8-block if the run has no FP8

@@ -72,7 +72,12 @@ fn what_a_run_makes_again_at_the_step_that_it_resumes_from_is_said_once() {
         MetricsSink::open(
             folder.path(),
             BOTH,
-            SinkStart::Resumed(DroppedRecords { evaluation, samples, ..DroppedRecords::after(3) }),
+            SinkStart::Resumed(DroppedRecords {
+                evaluation,
+                tasks: evaluation,
+                samples,
+                ..DroppedRecords::after(3)
+            }),
             "",
             None,
         )

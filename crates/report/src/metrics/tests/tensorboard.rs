@@ -118,7 +118,7 @@ fn the_score_on_a_task_is_a_scalar_that_a_resume_cuts_off_with_its_step() {
     assert_eq!(scores(), [scalar(100)]);
     assert_eq!(payloads(&fs::read(resumed.path()).unwrap())[2..], [scalar(200)]);
     // A run that was stopped in its evaluation scores the tasks of that step again.
-    let again = DroppedRecords { evaluation: true, ..DroppedRecords::after(100) };
+    let again = DroppedRecords { evaluation: true, tasks: true, ..DroppedRecords::after(100) };
     Writer::create(folder.path(), TIME, Some(again)).unwrap();
     assert!(scores().is_empty());
 }

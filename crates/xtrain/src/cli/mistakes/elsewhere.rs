@@ -292,8 +292,16 @@ pub(super) const OPTIONS: &[Row] = &[
     row(&["shardsize", "chunksize"], &[Option("--shard-tokens"), Option("--max-shard-size")]),
     row(&["vram", "mem", "ram", "gpumemory"], &[Option("--memory")]),
     row(
-        &["tasks", "task", "numfewshot", "limit"],
-        &[Nothing("xtrain measures the loss on text; for tasks, give an exported folder to lm-eval")],
+        &["tasks"],
+        &[
+            Option("--task"),
+            Key("eval.tasks"),
+            Nothing("`xtrain eval --task FILE` scores tasks (docs/evaluation.md)"),
+        ],
+    ),
+    row(
+        &["numfewshot", "fewshot", "nshot"],
+        &[Nothing("`shots` in the file of a task is the number of its examples (docs/evaluation.md)")],
     ),
     row(
         &["format", "gguf", "outformat"],

@@ -140,6 +140,7 @@ pub(crate) fn answer(
             scores.extend(new);
         }
     }
+    task.check_unchanged(model.prompts)?;
     if let Some(file) = file {
         file.finish()?;
     }

@@ -35,6 +35,27 @@ impl CheckedTask {
         Ok(CheckedTask { summary: summary?, task, limit })
     }
 
+    /// Fails if its files have changed since it was checked.
+    ///
+    /// # Errors
+    /// Names both hashes; a row that is bad by now.
+    pub(crate) fn check_unchanged(&self, prompts: Option<&ChatPrompts<'_>>) -> Result<(), EvaluationError> {
+        let now = match prompts {
+            Some(prompts) => self.task.check_in_chat(prompts)?,
+            None => self.task.check()?,
+        };
+        if now.hash == self.summary.hash {
+            return Ok(());
+        }
+        Err(EvaluationError::Refused(format!(
+            "{}: the task {} changed while it was scored: its hash was {}, and is {} now; take it as it was, or begin anew",
+            self.task.path().display(),
+            self.task.name(),
+            self.summary.hash,
+            now.hash
+        )))
+    }
+
     /// Number of rows that are scored.
     pub fn rows(&self) -> u64 {
         self.limit.map_or(self.summary.rows, |limit| limit.min(self.summary.rows))

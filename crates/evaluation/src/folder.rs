@@ -4,9 +4,13 @@ use crate::error::EvaluationError;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use xtrain_report::scores::{ScoresHeader, ScoresWriter};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Characters of a task's hash in the names of folders.
 const HASH_CHARACTERS: usize = 12;
+
+/// Characters of a task's name in the names of folders.
+const NAME_CHARACTERS: usize = 80;
 
 /// A folder in which each task has a folder, and each state of a model a file there:
 /// `TASK-HASH/step-N.PRECISION.jsonl`.
@@ -32,6 +36,25 @@ impl ScoresFolder {
         let step = header.step.map_or(String::new(), |step| format!("step-{step}."));
         let limit = limit.map_or(String::new(), |limit| format!("first-{limit}."));
         self.folder.join(folder).join(format!("{step}{limit}{}.jsonl", header.precision.name()))
+    }
+
+    /// Removes complete files of steps after `step`: a run that goes on from there may take these steps in
+    /// another way.
+    ///
+    /// # Errors
+    /// A file that cannot be removed.
+    pub fn remove_after(&self, step: u64) -> Result<(), EvaluationError> {
+        let folders = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let files =
+            folders.flat_map(|folder| std::fs::read_dir(folder.path()).into_iter().flatten().flatten());
+        let is_later = |name: &str| {
+            let of = name.strip_suffix(".jsonl")?.strip_prefix("step-")?.split('.').next()?.parse::<u64>();
+            of.ok().filter(|of| *of > step)
+        };
+        for file in files.filter(|file| file.file_name().to_str().and_then(is_later).is_some()) {
+            std::fs::remove_file(file.path()).map_err(EvaluationError::io(&file.path(), "remove"))?;
+        }
+        Ok(())
     }
 
     /// Fails if an evaluation that would write a file of this name was interrupted, and the task has changed
@@ -62,20 +85,19 @@ impl ScoresFolder {
         Ok(())
     }
 
-    /// Removes what interrupted evaluations that would write `file` have left, of whatever version of the
-    /// task.
+    /// Removes what interrupted evaluations that would write `file` have left, of other versions of the task.
     pub(crate) fn forget_interrupted(
         &self,
         header: &ScoresHeader,
         file: &Path,
     ) -> Result<(), EvaluationError> {
-        let task = safe_name(&header.task);
+        let (task, own) = (safe_name(&header.task), short(&header.hash));
         let Some(name) = file.file_name() else { return Ok(()) };
         let folders = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let is_of_task = |folder: &Path| {
             let name = folder.file_name().and_then(|name| name.to_str());
             let hash = name.and_then(|name| name.strip_prefix(&task)?.strip_prefix('-'));
-            hash.is_some_and(|hash| hash.len() == HASH_CHARACTERS)
+            hash.is_some_and(|hash| hash.len() == HASH_CHARACTERS && hash != own)
         };
         for folder in folders.map(|entry| entry.path()).filter(|folder| is_of_task(folder)) {
             let begun = ScoresWriter::partial(&folder.join(name));
@@ -90,10 +112,14 @@ impl ScoresFolder {
     }
 }
 
-/// A name as part of a file's.
+/// A name as part of a file's: of other characters than letters, digits, `-_.`, or of many, with a hash.
 fn safe_name(name: &str) -> String {
-    let safe = |c: char| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' };
-    name.chars().map(safe).collect()
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let short: String = name.chars().take(NAME_CHARACTERS).map(safe).collect();
+    match short == name {
+        true => short,
+        false => format!("{short}-{:08x}", xxh3_64(name.as_bytes()) as u32),
+    }
 }
 
 fn short(hash: &str) -> &str {

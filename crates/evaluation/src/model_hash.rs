@@ -56,7 +56,10 @@ pub(crate) fn model_hash(
     let sums = exchange.all(vec![sum])?;
     let sum = sums.iter().flatten().fold(0, |sum, of_rank| of_rank.wrapping_add(sum));
     let batch = weights.numerics().shares_scales().then_some(batch_tokens);
-    let (model, numerics, tokenizer) = (weights.model(), weights.numerics(), tokenizer.hash_hex());
-    let rest = format!("{sum:x} {model:?} {numerics:?} {tokenizer} {batch:?}");
+    let (model, numerics, file) = (weights.model(), weights.numerics(), tokenizer.hash_hex());
+    // Settings that stand in other files than tokenizer.json.
+    let settings = (tokenizer.prefix_token(), tokenizer.document_begin(), tokenizer.stop_tokens());
+    let splits = tokenizer.splits_special_tokens();
+    let rest = format!("{sum:x} {model:?} {numerics:?} {file} {settings:?} {splits} {batch:?}");
     Ok(format!("{:016x}", xxh3_64(rest.as_bytes())))
 }

@@ -108,6 +108,7 @@ pub(crate) fn score(
             scores.extend_from_slice(new);
         }
     }
+    task.check_unchanged(model.prompts)?;
     if let Some(writer) = writer {
         writer.finish()?;
     }

@@ -10,7 +10,7 @@ use crate::score::{Begun, ScoredModel, score};
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_data::task::PROTOCOL;
-use xtrain_report::scores::{RowScores, ScoresHeader, ScoresWriter, other_scores, read_header, read_scores};
+use xtrain_report::scores::{Partial, RowScores, ScoresHeader, ScoresWriter, other_scores, read_scores};
 
 /// Use of scores that an earlier evaluation has written under the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,15 @@ impl ScoredModel<'_> {
         exchange: &Exchange<'_>,
         on_progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Option<Vec<RowScores>>, EvaluationError> {
+        let hash = u64::from_str_radix(header.hash.get(..16).unwrap_or_default(), 16).unwrap_or_default();
+        let hashes = exchange.all(vec![hash])?;
+        if let Some(rank) = hashes.iter().position(|of_rank| *of_rank != hashes[0]) {
+            return Err(EvaluationError::Refused(format!(
+                "{}: rank {rank} has another version of the task {} than rank 0; give all ranks the same files",
+                task.task.path().display(),
+                header.task
+            )));
+        }
         let mut file = None;
         let decided = exchange.of_first(|| {
             file = match folder {
@@ -109,30 +118,40 @@ impl ScoresFile {
         earlier: Earlier,
     ) -> Result<ScoresFile, EvaluationError> {
         let path = folder.file(header, task.limit);
-        if earlier != Earlier::Replaced && path.exists() {
-            let (found, rows) = read_scores(&path)?;
-            match earlier {
-                _ if found == *header => return Ok(ScoresFile::Complete(rows)),
-                Earlier::Used => return Err(other_scores(&path).into()),
-                Earlier::UsedIfSame | Earlier::Replaced => {}
-            }
+        if let Some(rows) = complete(&path, header, earlier)? {
+            return Ok(ScoresFile::Complete(rows));
         }
-        let partial = ScoresWriter::partial(&path);
-        let is_replaced = match earlier {
-            Earlier::Replaced => true,
-            Earlier::Used => false,
-            Earlier::UsedIfSame => is_of_another(&partial, header),
+        match earlier {
+            Earlier::Used => folder.check_interrupted(header, &path)?,
+            Earlier::UsedIfSame | Earlier::Replaced => folder.forget_interrupted(header, &path)?,
+        }
+        let partial = match earlier {
+            Earlier::Used => Partial::Continued,
+            Earlier::UsedIfSame => Partial::ContinuedIfSame,
+            Earlier::Replaced => Partial::Replaced,
         };
-        match is_replaced {
-            true => folder.forget_interrupted(header, &path)?,
-            false => folder.check_interrupted(header, &path)?,
+        let (writer, rows) = ScoresWriter::open(&path, header, partial)?;
+        // Another process may have completed it, while this one waited for it.
+        match complete(&path, header, earlier)? {
+            Some(rows) => writer.abandon().map(|()| ScoresFile::Complete(rows)).map_err(Into::into),
+            None => Ok(ScoresFile::Begun(writer, rows)),
         }
-        let (writer, rows) = ScoresWriter::open(&path, header)?;
-        Ok(ScoresFile::Begun(writer, rows))
     }
 }
 
-/// True if the file exists and does not begin with `header`.
-fn is_of_another(file: &Path, header: &ScoresHeader) -> bool {
-    file.exists() && !read_header(file).is_ok_and(|found| found.is_none_or(|found| found == *header))
+/// The rows of a complete file of these scores, unless it is to be replaced.
+fn complete(
+    path: &Path,
+    header: &ScoresHeader,
+    earlier: Earlier,
+) -> Result<Option<Vec<RowScores>>, EvaluationError> {
+    if earlier == Earlier::Replaced || !path.exists() {
+        return Ok(None);
+    }
+    let (found, rows) = read_scores(path)?;
+    match earlier {
+        _ if found.is_same(header) => Ok(Some(rows)),
+        Earlier::Used => Err(other_scores(path).into()),
+        Earlier::UsedIfSame | Earlier::Replaced => Ok(None),
+    }
 }

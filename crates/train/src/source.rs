@@ -6,7 +6,7 @@ use crate::folder::RunFolder;
 use crate::paths::Sources;
 use std::path::{Path, PathBuf};
 use xtrain_checkpoint::first_few;
-use xtrain_checkpoint::hf::{not_a_model, only_an_adapter, warn_of_adapter};
+use xtrain_checkpoint::hf::{hub_id, looks_like_a_hub_id, not_a_model, only_an_adapter, warn_of_adapter};
 use xtrain_config::nearest;
 use xtrain_data::{Dataset, Tokenizer, shell_path};
 use xtrain_model::hf::HfConfig;
@@ -185,28 +185,6 @@ fn folders_in(folder: &Path) -> Vec<String> {
     folders.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// The folder that holds the runs of files that name none.
-const RUNS: &str = "runs";
-
-/// `owner/name`, as models are called on the Hub, unless the owner is a folder here or that of runs.
-pub(crate) fn looks_like_a_hub_id(name: &str) -> bool {
-    let is_part = |part: &str| {
-        part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    let is_owner = |owner: &str| is_part(owner) && owner != RUNS && !Path::new(owner).is_dir();
-    name.split_once('/').is_some_and(|(owner, name)| is_owner(owner) && is_part(name))
-}
-
-/// The id on the Hub of what is to be downloaded to `name`: `models/NAME` has an owner that only the user
-/// knows.
-pub(crate) fn hub_id(name: &str) -> String {
-    match name.split_once('/') {
-        Some(("models" | "model" | "data" | "datasets" | "checkpoints", rest)) => format!("OWNER/{rest}"),
-        _ => name.to_owned(),
-    }
-}
-
 /// Reads config.json and generation_config.json of a Hugging Face folder.
 pub fn read_hf_config(folder: &Path) -> Result<HfConfig, RunError> {
     if !folder.exists() {
@@ -236,28 +214,6 @@ mod tests {
 
     const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 2, "intermediate_size": 8, "vocab_size": 9, "unheard_of": 1.50}"#;
-
-    #[test]
-    fn a_model_of_the_hub_is_recognised_by_its_name() {
-        for id in ["Qwen/Qwen3-0.6B", "meta-llama/Llama-3.1-8B", "01-ai/Yi_6B"] {
-            assert!(looks_like_a_hub_id(id), "{id}");
-        }
-        for path in [
-            "Qwen",
-            "./Qwen/Qwen3",
-            "/models/Qwen3",
-            "a/b/c",
-            "../a",
-            "a/",
-            "a/b c",
-            "~/a",
-            "",
-            "runs/first",
-            "src/model",
-        ] {
-            assert!(!looks_like_a_hub_id(path), "{path}");
-        }
-    }
 
     #[test]
     fn a_run_keeps_what_the_folder_that_it_began_from_said() {

@@ -1,10 +1,10 @@
 //! The files of the texts that a user names, with advice for names of data that is not on this machine.
 
 use crate::error::RunError;
-use crate::source::{hub_id, looks_like_a_hub_id};
 use std::io::ErrorKind;
 use std::path::Path;
 use xtrain_checkpoint::CheckpointError;
+use xtrain_checkpoint::hf::{hub_id, looks_like_a_hub_id};
 use xtrain_data::{DataError, Listing, Take, shell_quoted};
 
 /// Lists the files of texts.

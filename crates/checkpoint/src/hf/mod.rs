@@ -10,6 +10,7 @@
 mod export;
 mod folder;
 mod fp8;
+mod hub;
 mod import;
 mod nearest_name;
 mod no_weights;
@@ -18,6 +19,7 @@ mod standard_names;
 
 pub use export::{ExportDtype, ExportOptions, export, peak_bytes};
 pub use folder::tensor_count;
+pub use hub::{hub_id, looks_like_a_hub_id};
 pub use import::{check, import, import_rows, lossless_dtype};
 pub use no_weights::{not_a_model, only_an_adapter, warn_of_adapter};
 pub use xtrain_tensor::NamePart;

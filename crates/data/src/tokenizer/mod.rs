@@ -365,6 +365,11 @@ impl Tokenizer {
         self.hf.token_to_id(name)
     }
 
+    /// True if names of special tokens in texts are text (`split_special_tokens` of tokenizer_config.json).
+    pub fn splits_special_tokens(&self) -> bool {
+        self.splits_special_tokens
+    }
+
     /// Tokens at which generation stops, including the end-of-document token. Ascending.
     pub fn stop_tokens(&self) -> &[u32] {
         &self.stop_tokens

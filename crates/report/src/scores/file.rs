@@ -8,6 +8,7 @@ use crate::error::ReportError;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use xtrain_checkpoint::CheckpointError;
 use xtrain_model::Recipe;
@@ -40,6 +41,13 @@ pub struct ScoresHeader {
     pub step: Option<u64>,
     /// The precision of the computation.
     pub precision: Recipe,
+}
+
+impl ScoresHeader {
+    /// True if both are of the same scores. The name of the model may differ, as after a folder was moved.
+    pub fn is_same(&self, other: &ScoresHeader) -> bool {
+        ScoresHeader { model: other.model.clone(), ..self.clone() } == *other
+    }
 }
 
 /// Reads a complete file.
@@ -102,6 +110,38 @@ fn read(path: &Path, file: File) -> Result<(Option<ScoresHeader>, Vec<RowScores>
     Ok((header, rows, whole))
 }
 
+/// Opens a partial file, creating it if needed, and locks it. Waits while another process has it.
+fn locked(partial: &Path) -> Result<File, ReportError> {
+    let failed = |action| CheckpointError::io(partial, action);
+    loop {
+        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(partial);
+        let file = options.map_err(failed("write"))?;
+        if file.try_lock().is_err() {
+            tracing::info!("{} is being written by another process; waiting for it", partial.display());
+            // A file system without locks leaves the file to one process.
+            if let Err(error) = file.lock() {
+                tracing::debug!("{}: cannot lock: {error}", partial.display());
+            }
+        }
+        // Meanwhile the other may have completed it, which gives it another name.
+        let place = |found: io::Result<std::fs::Metadata>| found.ok().map(|found| (found.dev(), found.ino()));
+        if place(std::fs::metadata(partial)) == place(file.metadata()) {
+            return Ok(file);
+        }
+    }
+}
+
+/// Use of a partial file that an earlier process has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Partial {
+    /// It is continued, and one of other scores is an error.
+    Continued,
+    /// It is continued if it is of these scores, and replaced if not.
+    ContinuedIfSame,
+    /// It is replaced.
+    Replaced,
+}
+
 /// A file that is being written.
 pub struct ScoresWriter {
     file: File,
@@ -118,30 +158,53 @@ impl ScoresWriter {
     }
 
     /// Begins the file at `path`, or continues the one that an earlier process left; then the rows that it
-    /// has are returned.
+    /// has are returned. Waits while another process writes it.
     ///
     /// # Errors
-    /// A folder that cannot be written; a partial file that is damaged or of other scores.
-    pub fn open(path: &Path, header: &ScoresHeader) -> Result<(ScoresWriter, Vec<RowScores>), ReportError> {
-        let partial = ScoresWriter::partial(path);
-        let failed = || CheckpointError::io(&partial, "write");
+    /// A folder that cannot be written; a partial file that is damaged, or of other scores and not to be
+    /// replaced.
+    pub fn open(
+        path: &Path,
+        header: &ScoresHeader,
+        partial: Partial,
+    ) -> Result<(ScoresWriter, Vec<RowScores>), ReportError> {
+        let name = ScoresWriter::partial(path);
+        let failed = || CheckpointError::io(&name, "write");
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(CheckpointError::io(folder, "create"))?;
         }
-        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&partial);
-        let mut file = options.map_err(failed())?;
-        let (found, rows, whole) = read(&partial, file.try_clone().map_err(failed())?)?;
-        if found.as_ref().is_some_and(|found| found != header) {
+        let mut file = locked(&name)?;
+        let found = read(&name, file.try_clone().map_err(failed())?);
+        let (begun, rows, whole) = match (found, partial) {
+            (_, Partial::Replaced) => (None, Vec::new(), 0),
+            (Ok((Some(found), ..)), Partial::ContinuedIfSame) if !found.is_same(header) => {
+                (None, Vec::new(), 0)
+            }
+            (Err(_), Partial::ContinuedIfSame) => (None, Vec::new(), 0),
+            (found, _) => found?,
+        };
+        if begun.as_ref().is_some_and(|found| !found.is_same(header)) {
             // Another precision, step or task has another name.
-            return Err(other_scores(&partial));
+            return Err(other_scores(&name));
+        }
+        if rows.len() as u64 > header.rows {
+            return Err(damaged(&name, rows.len() + 1, "there are more rows than the task has"));
         }
         file.set_len(whole).map_err(failed())?;
         file.seek(io::SeekFrom::End(0)).map_err(failed())?;
-        let mut writer = ScoresWriter { file, partial, path: path.into() };
-        if found.is_none() {
+        let mut writer = ScoresWriter { file, partial: name, path: path.into() };
+        if begun.is_none() {
             writer.append(std::slice::from_ref(header))?;
         }
         Ok((writer, rows))
+    }
+
+    /// Removes the partial file.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn abandon(self) -> Result<(), ReportError> {
+        Ok(std::fs::remove_file(&self.partial).map_err(self.failed("remove"))?)
     }
 
     /// Appends rows; they are on the disk when it returns.
@@ -200,13 +263,14 @@ mod tests {
     fn an_interrupted_file_is_continued_after_its_last_whole_line() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("scores/step-4.bf16.jsonl");
-        let (mut writer, rows) = ScoresWriter::open(&path, &header(3)).expect("begun");
+        let (mut writer, rows) = ScoresWriter::open(&path, &header(3), Partial::Continued).expect("begun");
         assert!(rows.is_empty());
         writer.append(&[row(0), row(1)]).expect("appended");
         writer.file.write_all(b"{\"row\":2,\"lo").expect("written");
         drop(writer);
         assert!(!path.exists());
-        let (mut writer, rows) = ScoresWriter::open(&path, &header(3)).expect("continued");
+        let (mut writer, rows) =
+            ScoresWriter::open(&path, &header(3), Partial::Continued).expect("continued");
         assert_eq!(rows, [row(0), row(1)]);
         writer.append(&[row(2)]).expect("appended");
         writer.finish().expect("named");
@@ -217,10 +281,10 @@ mod tests {
     fn damaged_files_and_other_scores_are_refused_with_their_line() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("s.jsonl");
-        let (mut writer, _) = ScoresWriter::open(&path, &header(2)).expect("begun");
+        let (mut writer, _) = ScoresWriter::open(&path, &header(2), Partial::Continued).expect("begun");
         writer.append(&[row(0)]).expect("appended");
         drop(writer);
-        assert!(ScoresWriter::open(&path, &header(5)).is_err());
+        assert!(ScoresWriter::open(&path, &header(5), Partial::Continued).is_err());
         std::fs::rename(folder.path().join("s.jsonl.partial"), &path).expect("renamed");
         let message = |path: &Path| read_scores(path).expect_err("damaged").to_string();
         assert!(message(&path).contains("there are 1"), "{}", message(&path));

@@ -103,7 +103,7 @@ fn read_first_line(path: &Path) -> Result<ScoresHeader, ReportError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{RowScores, ScoresWriter};
+    use super::super::{Partial, RowScores, ScoresWriter};
     use super::*;
     use std::fs;
     use xtrain_model::Recipe;
@@ -125,7 +125,7 @@ mod tests {
     }
 
     fn write(path: &Path, header: &ScoresHeader) {
-        let (mut writer, _) = ScoresWriter::open(path, header).expect("begun");
+        let (mut writer, _) = ScoresWriter::open(path, header, Partial::Continued).expect("begun");
         writer.append(&[RowScores::default()]).expect("written");
         writer.finish().expect("named");
     }
@@ -140,7 +140,8 @@ mod tests {
         }
         write(&folder.join("bf16.jsonl"), &header(None));
         // An interrupted one, and files of other kinds.
-        ScoresWriter::open(&folder.join("step-40.bf16.jsonl"), &header(Some(40))).expect("begun");
+        ScoresWriter::open(&folder.join("step-40.bf16.jsonl"), &header(Some(40)), Partial::Continued)
+            .expect("begun");
         for name in ["scores/notes.jsonl", "scores/names-ab/notes.txt"] {
             fs::write(run.path().join(name), "mine").expect("written");
         }

@@ -29,7 +29,7 @@ pub(crate) mod verdict;
 
 pub use binomial::{McNemar, mcnemar_p};
 pub use centred::CentredMean;
-pub use file::{ScoresHeader, ScoresWriter, other_scores, read_header, read_scores};
+pub use file::{Partial, ScoresHeader, ScoresWriter, other_scores, read_header, read_scores};
 pub use folder::{SCORES_FOLDER, ScoreFile, ScoreFiles};
 pub use interval::{Interval, TaskScore, wilson};
 pub use items::{ItemScores, ScoreError};

@@ -8,7 +8,7 @@ use super::*;
 use crate::history::History;
 use crate::live::LiveReport;
 use crate::metrics::jsonl;
-use crate::scores::{RowScores, ScoresHeader, ScoresWriter};
+use crate::scores::{Partial, RowScores, ScoresHeader, ScoresWriter};
 use xtrain_model::Recipe;
 
 fn document(runs: &[RunData]) -> Document {
@@ -140,7 +140,7 @@ fn the_page_of_a_run_under_way_has_its_tasks() {
 /// Writes scores of four rows, of which `right` are right.
 fn write_scores(run: &Path, header: &ScoresHeader, name: &str, right: u64) {
     let folder = run.join("scores").join(format!("{}-{}", header.task, header.hash));
-    let (mut writer, _) = ScoresWriter::open(&folder.join(name), header).unwrap();
+    let (mut writer, _) = ScoresWriter::open(&folder.join(name), header, Partial::Continued).unwrap();
     let row = |row: u64| RowScores {
         row,
         gold: Some(usize::from(row > right)),

@@ -21,7 +21,7 @@ use crate::exchange::Identity;
 use crate::process_group::{Facts, ProcessGroup};
 use crate::tasks;
 use xtrain_config::{Config, Parsed};
-use xtrain_evaluation::check_hashes;
+use xtrain_evaluation::{ScoresFolder, check_hashes};
 use xtrain_planner::choose;
 use xtrain_planner::describe::describe;
 use xtrain_planner::tunable::Field;
@@ -89,6 +89,11 @@ pub(super) fn open(
     let mut position = stages
         .on_all_ranks("position", || setup.restore(&mut learner, &mut checkpoints, &corpus, &config))?;
     stages.on_all_ranks("hashes of tasks", || Ok(check_hashes(&tasks, &mut position.task_hashes)?))?;
+    if is_resumed {
+        stages.on_rank_0("later scores", || {
+            Ok(ScoresFolder::of_run(setup.folder.path()).remove_after(position.step)?)
+        })?;
+    }
     // The run file may request fewer steps than the run has made.
     let steps = steps.max(position.step);
     stages.on_rank_0("first files", || setup.write_beginning(&config, steps, &corpus))?;

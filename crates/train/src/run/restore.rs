@@ -35,10 +35,11 @@ impl CheckpointWriter {
             report_rates(before.as_ref(), config, loader, position.step);
         }
         let scales = static_scales::of_checkpoint(&checkpoint)?.map(|file| file.scales);
-        let before_best = before.as_ref().map(|before| before.checkpoint.best.clone());
+        let before_best =
+            before.as_ref().map(|before| (before.checkpoint.best.clone(), before.eval.tasks_limit));
         let is_as_before = before.is_some_and(|before| before.precision == config.precision)
             && scales == learner.spec().fp8.static_scales;
-        if before_best.is_some_and(|best| best != config.checkpoint.best) {
+        if before_best.is_some_and(|best| best != (config.checkpoint.best.clone(), config.eval.tasks_limit)) {
             // The best by something else.
             position.best = None;
         }

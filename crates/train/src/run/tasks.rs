@@ -35,6 +35,20 @@ impl Run {
         if !self.position.tasks_due {
             return Ok(None);
         }
+        let scored = self.score_due_tasks(watch, observer);
+        if scored.is_err() && self.process_group.is_alone() {
+            // A task that cannot be scored costs no step. Other ranks may not know of it.
+            self.checkpoints.outdate();
+            self.save(watch, observer)?;
+        }
+        scored
+    }
+
+    fn score_due_tasks(
+        &mut self,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Outcome>, RunError> {
         let step = self.position.step;
         let _tasks = step_span("tasks", step);
         let (mut stop_request, mut batch_begun, saving) = (None, None, self.saving(watch));

@@ -204,8 +204,10 @@ impl NamedModel<'_> {
         context: usize,
     ) -> Result<(), RunError> {
         self.answer_tokens = answer_tokens(tasks, tokenizer, prompts, context)?;
+        // A row that cannot be encoded is known before one is scored.
+        let shapes = xtrain_evaluation::shapes(tasks, tokenizer, prompts, context)?;
         if !self.process_group.is_alone() {
-            self.shapes = xtrain_evaluation::shapes(tasks, tokenizer, prompts, context)?;
+            self.shapes = shapes;
             self.opened = None;
         } else if let Some(mut state) = self.opened.take() {
             state.generator = self.generator(&mut state.model)?;

@@ -3,7 +3,7 @@
 use super::super::tests::run;
 use super::*;
 use crate::RunData;
-use crate::scores::{Finding, Pairing, RowScores, ScoresHeader, ScoresWriter, Settling};
+use crate::scores::{Finding, Pairing, Partial, RowScores, ScoresHeader, ScoresWriter, Settling};
 use std::fs;
 use std::path::PathBuf;
 use xtrain_model::Recipe;
@@ -75,7 +75,7 @@ impl Runs {
 
     fn write(&self, run: &str, header: &ScoresHeader, rows: &[RowScores]) -> PathBuf {
         let path = self.path(run, header);
-        let (mut writer, _) = ScoresWriter::open(&path, header).expect("begun");
+        let (mut writer, _) = ScoresWriter::open(&path, header, Partial::Continued).expect("begun");
         writer.append(rows).expect("written");
         writer.finish().expect("named");
         path

@@ -45,7 +45,6 @@ impl HeldOut {
     /// of `opened`. `on_progress` is called often with the progress; if it breaks, the result is `None`.
     ///
     /// # Errors
-    ///
     /// Input that cannot be read or encoded, with file and place; shards of another tokenizer; a tokenizer
     /// that is not the model's; too little disk space.
     pub fn of_texts(
@@ -107,7 +106,6 @@ impl HeldOut {
     /// The validation data of the run of `opened`, as much of it as an evaluation of that run used.
     ///
     /// # Errors
-    ///
     /// A model that is not from a run; a run without validation; data that is missing or has changed since
     /// the run read it; the errors of [`HeldOut::of_texts`].
     pub fn of_run(
@@ -146,7 +144,6 @@ impl HeldOut {
     /// breaks.
     ///
     /// # Errors
-    ///
     /// Too little memory; shards that were damaged meanwhile.
     pub fn loss(
         &self,

@@ -16,14 +16,14 @@ from pathlib import Path
 from compare import Tally, read_lines, write_lines
 
 STARTS = ["pub fn ", "let mut x = ", "/// The ", "impl ", "fn main() {\n", "    for row in ", "use std::", "x", " \n", "#[test]\nfn ", "naïve ", "}\n\n"]
-EXPRESSIONS = [None, r"[a-z_]+", r"(\w+)\(", r"(?<=: )(.*)(?=.)", r"(-?[$0-9.,]{2,})|(-?[0-9]+)", r"(?i)THE (\w+)", r"(?s).*\n(.*)"]
+EXPRESSIONS = [None, r"[a-z]", r"(\d)|([a-f])", r"[a-z_]+", r"(\w+)\(", r"(?<=: )(.*)(?=.)", r"(-?[$0-9.,]{2,})|(-?[0-9]+)", r"(?i)THE (\w+)", r"(?s).*\n(.*)"]
 
 
 def rows(draw, count):
     def query():
         return "".join(draw.choice(STARTS) + draw.choice(["", "the ", "self", "(", "\n"]) for _ in range(draw.choice([1, 2, 3, 90])))
 
-    return [dict(query=f"// {at}\n" + query(), answer=draw.choice(["self", "the", "a", "1", "&self"]), id=at) for at in range(count)]
+    return [dict(query=f"// {at}\n" + query(), answer=draw.choice("aefst01"), id=at) for at in range(count)]
 
 
 def write_task(folder, name, data, settings, shots, expression):

@@ -21,7 +21,7 @@ fn questions(dice: &mut Dice, rows: usize) -> String {
 /// A run in `out` with three checkpoints, its export in `hf`, and a task.
 fn answering_place(dice: &mut Dice, rows: usize) -> Place {
     let place = Place::new();
-    place.train("out", "--set train.steps=39 --set checkpoint.keep_last=3 --set checkpoint.keep_best=false");
+    place.train("out", "--set train.steps=60 --set optimizer.lr=0.05 --set checkpoint.keep_last=3 --set checkpoint.keep_best=false");
     place.write("questions.jsonl", questions(dice, rows).as_bytes());
     place.write("task.toml", b"data = 'questions.jsonl'\nname = 'q'\nmax_tokens = 6\nuntil = ['zq', 'e ']\n");
     place
@@ -50,7 +50,7 @@ fn answers_are_generated_compared_and_counted() {
     let scored = json_lines(&place.run(&format!("{eval} --json")).succeeds().stdout);
     let found = files(&place, "out/scores");
     assert_eq!((scored.len(), found.len()), (2, 2), "{found:?}");
-    for (one, file) in scored.iter().zip(["step-39.fp32.jsonl", "step-39.fp8-row.jsonl"]) {
+    for (one, file) in scored.iter().zip(["step-60.fp32.jsonl", "step-60.fp8-row.jsonl"]) {
         let file = found.iter().find(|found| found.ends_with(file)).expect("its file");
         let (header, rows) = scores(&place, &format!("out/scores/{file}"));
         assert_eq!((&header["metric"], &header["chance"]), (&json!("exact_match"), &json!(0.0)));
@@ -93,7 +93,7 @@ fn an_answer_depends_on_its_row_and_the_model_alone() {
             assert_same_file(&place.path(&format!("one/{file}")), &place.path(&format!("{name}/{file}")));
         }
     }
-    for step in [33, 36, 39] {
+    for step in [54, 57, 60] {
         place
             .run(&format!("eval out --task task.toml --precision bf16 --step {step} --out single"))
             .succeeds();
@@ -123,7 +123,7 @@ fn an_answer_depends_on_its_row_and_the_model_alone() {
         let (_, rows) = scores(&place, &format!("{folder}/{}", files.iter().find(is_it).expect("a file")));
         rows.into_iter().map(|row| row["answer"].clone()).collect()
     };
-    let expected = answers("one", "q", "step-39.bf16.jsonl");
+    let expected = answers("one", "q", "step-60.bf16.jsonl");
     let mut back = answers("more", "back", "bf16.jsonl");
     back.reverse();
     assert_eq!(back, expected);

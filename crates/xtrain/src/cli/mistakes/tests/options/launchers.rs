@@ -240,7 +240,7 @@ pub(super) const OTHERS: Answers = &[
     ("warmdown-ratio=0.5", "schedule.decay_fraction=0.5"),
     ("resume-from-step=100", "a run is continued by the command"),
     ("model-tag=d20", "the folder of a run is its name"),
-    ("core-metric-max-per-task=500", "give the exported folder to lm-eval"),
+    ("core-metric-max-per-task=500", "`eval.tasks` names"),
     ("stage=pt", "runs always predict the next token"),
     ("stage=rm", "preferences and rewards"),
     ("eval.strategy=no", "eval.every=0"),

@@ -221,7 +221,7 @@ pub(super) const TRL: Answers = &[
     ("save_total_limit=2", "checkpoint.keep_last=2"),
     ("save_only_model=True", "holds the whole state"),
     ("load_best_model_at_end=True", "checkpoint.keep_best=true"),
-    ("metric_for_best_model=eval_loss", "the best checkpoint is that of the lowest validation loss ("),
+    ("metric_for_best_model=eval_loss", "`checkpoint.best` says"),
     ("early_stopping_patience=3", "`xtrain export RUN --best --out FOLDER`"),
     ("push_to_hub=True", "xtrain uploads nothing"),
     ("hub_model_id=me/model", "xtrain uploads nothing"),

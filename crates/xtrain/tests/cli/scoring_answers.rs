@@ -12,7 +12,7 @@ fn questions(dice: &mut Dice, rows: usize) -> String {
         let query = [WORDS[dice.below(8)], WORDS[dice.below(8)], WORDS[dice.below(8)]].join(" ");
         let answer = &WORDS[dice.below(8)][..1];
         // Every second answer is found by an expression.
-        let extract = if row % 2 == 0 { Some("[a-z]") } else { None };
+        let extract = if row.is_multiple_of(2) { Some("[a-z]") } else { None };
         json!({"query": query, "answer": answer, "extract": extract}).to_string() + "\n"
     };
     (0..rows).map(row).collect()

@@ -22,11 +22,11 @@ def trial(prepared, base, folder, program, dice, count):
     size = dice.choice([2, 2, 4, 8])
     words = [*launched.COMMAND, "--out", "run"]
     what = dice.choice(["open files", "open files", "memory"])
-    limit = {"open files": f"-n {dice.randint(6, 70)}", "memory": f"-v {int(26_000 * 8 ** dice.random())}"}[what]
+    limit = {"open files": f"-n {dice.randint(6, 70)}", "memory": f"-v {int(45_000 * 5 ** dice.random())}"}[what]
     if dice.random() < 0.5:
         # All ranks, and the process that starts them.
         ended = program.run(folder, [*words, "--ranks", str(size)], limits=limit)
-        # Below some 30 MB the system's loader cannot start the program; with ranks, any of them may be the one.
+        # Below some 40 MB the system's loader cannot start the program; with ranks, any of them may be the one.
         is_loader = ended.code == 127 or "loading shared libraries" in ended.err
         if ended.code not in (0, 1, 2) and not is_loader or "panicked" in ended.err or "fault of xtrain" in ended.err or ended.hangs:
             raise Failure(f"{size} ranks under {limit}: exit code {ended.code}: {ended.err[-2000:]}")

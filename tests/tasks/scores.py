@@ -24,7 +24,7 @@ import lm_eval
 
 from compare import big_bench_docs, big_bench_format, read_lines, write_lines
 
-BIG_BENCH = "strategyqa sports_understanding implicatures logical_fallacy_detection navigate social_iqa ruin_names date_understanding"
+BIG_BENCH = "strategyqa anachronisms sports_understanding misconceptions implicatures logical_fallacy_detection social_iqa ruin_names"
 METRICS = ["acc", "acc_norm", "acc_bytes"]
 ROOT = Path(__file__).resolve().parents[2]
 NEAR = 1e-3

@@ -6,8 +6,9 @@
 
 Rows are those of examples/continuations.toml. In fp32, bf16, fp8-row and fp8-block, some rows are scored alone, first,
 last and among the others. All rows are scored with 1 and 4 threads, in 1, 2 and 3 processes, and by evaluations that are
-killed with all their processes (SIGKILL) at a random moment and continued in another number of processes. `fp8-current`
-scales whole tensors, so its rows are only compared in their own order. A MODEL may be a Hugging Face folder too.
+killed with all their processes (SIGKILL) at a random moment, some after one, two or three windows of rows are written,
+and continued in another number of processes. `fp8-current` scales whole tensors, so its rows are only compared in their
+own order. The model may be a Hugging Face folder too.
 
 Prints a line for each precision and for the kills. Exit code 1 if a bit differs.
 """
@@ -27,6 +28,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PRECISIONS = ["fp32", "bf16", "fp8-row", "fp8-block", "fp8-current"]
 WORLDS = [1, 2, 3]
+# Windows in which the rows are scored and written, about: one has 64 batches.
+WINDOWS = 4
 
 
 class Scores:
@@ -54,18 +57,29 @@ class Scores:
     def all(self, task, precision, **how):
         return self.finish(task, self.new_folder(), precision, **how)
 
-    def killed(self, task, precision, seconds, ranks):
-        """Kills an evaluation after so many seconds. Its folder, and the rows that it has written, or `None` if it had ended."""
+    def killed(self, task, precision, windows, seconds, ranks):
+        """Kills an evaluation so many seconds after it has written so many windows of rows.
+
+        Its folder, and the number of rows that it has written, or `None` if it had ended before.
+        """
         out = self.new_folder()
         command = self.command(task, out, precision, ranks=ranks)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        seen = {0}
+        while process.poll() is None and len(seen) <= windows:
+            seen.add(written(out))
+            time.sleep(0.01)
         time.sleep(seconds)
         has_ended = process.poll() is not None
         if not has_ended:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        lines = sum(len(file.read_bytes().splitlines()) for file in out.glob("*/*"))
-        return out, None if has_ended else max(lines - 1, 0)
+        return out, None if has_ended else written(out)
+
+
+def written(out):
+    """Rows in the file of scores of an evaluation that is not complete."""
+    return sum(max(file.read_bytes().count(b"\n") - 1, 0) for file in out.glob("*/*"))
 
 
 def write(folder, name, lines):
@@ -101,6 +115,7 @@ def main():
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--drawn", type=int, default=4, help="rows that are moved about")
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--only-kills", action="store_true")
     parser.add_argument("--seed", type=int, default=random.randrange(1000))
     options = parser.parse_args()
     print(f"--seed {options.seed}")
@@ -115,6 +130,8 @@ def main():
         began = time.monotonic()
         reference = references[precision] = scores.all(task, precision)
         seconds[precision] = time.monotonic() - began
+        if options.only_kills:
+            continue
         ways = [dict(threads=4), *(dict(ranks=ranks) for ranks in WORLDS[1:]), dict(threads=4, ranks=2)]
         same = {str(way): scores.all(task, precision, **way) == reference for way in ways}
         equal, total = (0, 0) if precision == "fp8-current" else places(scores, precision, questions, draw.sample(range(len(questions)), options.drawn), reference)
@@ -124,9 +141,11 @@ def main():
     for kill in range(options.kills):
         precision, worlds = PRECISIONS[kill % len(PRECISIONS)], draw.choices(WORLDS, k=2)
         while True:
-            out, rows = scores.killed(task, precision, draw.uniform(0, seconds[precision]), worlds[0])
+            windows = draw.randrange(WINDOWS)
+            out, rows = scores.killed(task, precision, windows, draw.uniform(0, seconds[precision] / WINDOWS), worlds[0])
             if rows is not None:
                 break
+            shutil.rmtree(out)
         is_equal = scores.finish(task, out, precision, ranks=worlds[1]) == references[precision]
         equal, fine = equal + is_equal, fine and is_equal
         written.append(rows)

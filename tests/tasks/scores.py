@@ -24,7 +24,7 @@ import lm_eval
 
 from compare import big_bench_docs, big_bench_format, read_lines, write_lines
 
-BIG_BENCH = "strategyqa anachronisms sports_understanding misconceptions implicatures logical_fallacy_detection social_iqa ruin_names"
+BIG_BENCH = "strategyqa implicatures navigate social_iqa anachronisms sports_understanding logical_fallacy_detection misconceptions"
 METRICS = ["acc", "acc_norm", "acc_bytes"]
 ROOT = Path(__file__).resolve().parents[2]
 NEAR = 1e-3
@@ -140,7 +140,7 @@ def main():
         shots_task(folder, options.shot_rows)
         _, samples = lm_eval_run(folder, "dummy", ["xt_shots"], "--model", "dummy")
         files |= samples
-    model = ["--model", "hf", "--model_args", f"pretrained={options.model},dtype=float32", "--device", "cpu", "--batch_size", "4"]
+    model = ["--model", "hf", "--model_args", f"pretrained={options.model},dtype=float32", "--device", "cpu", "--batch_size", "8"]
     results, samples = lm_eval_run(folder, "hf", list(files), *model)
     fine = True
     for name, file in files.items():

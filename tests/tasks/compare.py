@@ -108,8 +108,8 @@ def local_tasks(folder, draw):
     return list(tasks)
 
 
-def compare_rendering(program, folder, draw):
-    """Rows that lm-eval renders and logs, with rows of ours, and with their replay."""
+def compare_rendering(program, folder, tokenizers, draw):
+    """Rows that lm-eval renders and logs, with rows of ours, and with their replay and its tokens."""
     names = local_tasks(folder, draw)
     out = folder / "out"
     command = [sys.executable, "-m", "lm_eval", "run", "--model", "dummy", "--tasks", ",".join(f"xt_{name}" for name in names)]
@@ -136,6 +136,8 @@ def compare_rendering(program, folder, draw):
                 found = (ours, [(request["characters"], request["bytes"]) for request in row["requests"]], row["gold"], row["cluster"])
                 tally.add(found, (theirs, sizes, gold, doc.get("cluster")), f"row {row['row']}")
             fine &= tally.report()
+        for tokenizer in tokenizers:
+            fine &= compare_replayed_tokens(program, samples, tokenizer)
     return fine
 
 
@@ -155,21 +157,42 @@ def odd_requests(draw, count):
     return requests
 
 
+class Encoder:
+    """Tokens of lm-eval's `--model hf`, whose model is left out."""
+
+    def __init__(self, tokenizer_folder):
+        from lm_eval.models.huggingface import HFLM
+        from transformers import AutoTokenizer
+
+        class Tokens(HFLM):
+            def __init__(self):
+                self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+                self.backend, self.enable_thinking = "causal", None
+                self.add_bos_token = self.custom_prefix_token_id = None
+
+            def _loglikelihood_tokens(self, requests, **_):
+                return requests
+
+        self.lm = Tokens()
+
+    def tokens(self, request, max_tokens):
+        """The tokens of a pair of texts, how many are scored and how many are cut off; "refused" if it cannot be scored."""
+        ((_, context, own),) = self.lm.loglikelihood([SimpleNamespace(args=request)], disable_tqdm=True)
+        if not context or not own or len(own) > max_tokens:
+            return "refused"
+        kept = (context + own)[-(max_tokens + 1) :]
+        return kept, len(own), len(context) + len(own) - len(kept)
+
+
+def found_tokens(row):
+    """The tokens of each request of a row of the example task_rows, as `Encoder.tokens` has them."""
+    tokens = row["tokens"]
+    return "refused" if "error" in tokens else [tuple(of[key] for key in ["tokens", "scored", "truncated"]) for of in tokens]
+
+
 def compare_tokens(program, folder, tokenizer_folder, draw, max_tokens=64, count=300):
-    """Tokens and targets of lm-eval's `--model hf`, whose model is left out."""
-    from lm_eval.models.huggingface import HFLM
-    from transformers import AutoTokenizer
-
-    class Encoder(HFLM):
-        def __init__(self):
-            self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-            self.backend, self.enable_thinking = "causal", None
-            self.add_bos_token = self.custom_prefix_token_id = None
-
-        def _loglikelihood_tokens(self, requests, **_):
-            return requests
-
-    lm = Encoder()
+    """Tokens and targets of requests with odd texts."""
+    encoder = Encoder(tokenizer_folder)
     requests = odd_requests(draw, count)
     # A delimiter of its own would be in the way.
     rows = [dict(context=context, continuation=continuation) for context, continuation in requests]
@@ -177,20 +200,24 @@ def compare_tokens(program, folder, tokenizer_folder, draw, max_tokens=64, count
     (folder / "odd.toml").write_text('data = "odd.jsonl"\ndelimiter = ""\n')
     tally, refused, truncated = Tally(f"tokens of {tokenizer_folder}"), 0, 0
     for row, request in zip(rows_of(program, folder / "odd.toml", tokenizer_folder, max_tokens), requests):
-        ((_, context, own),) = lm.loglikelihood([SimpleNamespace(args=request)], disable_tqdm=True)
-        if not context or not own or len(own) > max_tokens:
-            theirs = "refused"
-        else:
-            kept = (context + own)[-(max_tokens + 1) :]
-            theirs = (kept, len(own), len(context) + len(own) - len(kept))
-        tokens = row["tokens"]
-        ours = "refused" if "error" in tokens else tuple(tokens[0][key] for key in ["tokens", "scored", "truncated"])
+        theirs = encoder.tokens(request, max_tokens)
         refused += theirs == "refused"
         truncated += theirs != "refused" and theirs[2] > 0
-        tally.add(ours, theirs, repr(request))
+        tally.add(found_tokens(row), theirs if theirs == "refused" else [theirs], repr(request))
     fine = tally.report()
     print(f"  of these {refused} refused by both or either, {truncated} truncated")
     return fine
+
+
+def compare_replayed_tokens(program, samples, tokenizer_folder, max_tokens=1024):
+    """Tokens of the requests that lm-eval logged, row by row."""
+    encoder, tally = Encoder(tokenizer_folder), Tally(f"tokens of {samples.name}")
+    logged = read_lines(samples.read_text())
+    for row, sample in zip(rows_of(program, samples, tokenizer_folder, max_tokens), logged, strict=True):
+        arguments = [tuple(texts.values()) for texts in sample["arguments"].values()]
+        theirs = [encoder.tokens(request, max_tokens) for request in arguments]
+        tally.add(found_tokens(row), "refused" if "refused" in theirs else theirs, f"row {row['row']}")
+    return tally.report()
 
 
 def with_begin_token(source, folder):
@@ -214,38 +241,58 @@ def with_begin_token(source, folder):
     return target
 
 
-def compare_big_bench(program, folder, source, most=200):
-    """Prompts, choices and targets of BIG-bench's own formatting, stripped as lm-eval's data set has them."""
+def big_bench_format(source):
+    """BIG-bench's own function that renders an example; its package needs TensorFlow."""
     code = (source / "bigbench/api/json_task.py").read_text()
     (function,) = [node for node in ast.parse(code).body if getattr(node, "name", "") == "default_format_fn"]
     scope = {"np": np, "Dict": dict, "Any": object}
     exec("from typing import Any, Dict\n" + ast.get_source_segment(code, function), scope)
-    format_example = scope["default_format_fn"]
-    fine, files = True, sorted(source.glob("bigbench/benchmark_tasks/**/task.json"))
+    return scope["default_format_fn"]
+
+
+def big_bench_docs(file, format_example):
+    """Rows of choices of a task.json as BIG-bench renders them, with the columns and stripped as lm-eval's data set has them."""
+    task = json.loads(file.read_text())
+    seen, docs = set(), []
+    for example in task.get("examples", []):
+        text = json.dumps(example)
+        if text in seen or "target_scores" not in example:
+            continue
+        seen.add(text)
+        done = format_example(
+            json.loads(text),
+            task.get("example_input_prefix", "\nQ: "),
+            task.get("example_output_prefix", "\nA: "),
+            task.get("choice_prefix", "\n  choice: "),
+            42,
+            task.get("append_choices_to_input", True),
+        )
+        scores = done["target_scores"]
+        docs.append(
+            dict(
+                inputs=(str(task.get("task_prefix", "")) + done["input"]).strip(),
+                targets=[target.strip() for target in done["target"]],
+                multiple_choice_targets=[choice.strip() for choice in scores],
+                multiple_choice_scores=list(scores.values()),
+            )
+        )
+    return docs
+
+
+def compare_big_bench(program, folder, source, most=200):
+    """Prompts, choices and targets of BIG-bench's own formatting."""
+    format_example = big_bench_format(source)
+    files = sorted(source.glob("bigbench/benchmark_tasks/**/task.json"))
     rows, tally, refused = 0, Tally("BIG-bench"), []
     for file in files:
-        task = json.loads(file.read_text())
-        examples = [example for example in task.get("examples", [])]
-        if file.stat().st_size > 5e6 or not any("target_scores" in example for example in examples):
+        docs = [] if file.stat().st_size > 5e6 else big_bench_docs(file, format_example)
+        if not docs:
             continue
-        seen, expected = set(), []
-        for example in examples:
-            text = json.dumps(example)
-            if text in seen or "target_scores" not in example:
-                continue
-            seen.add(text)
-            done = format_example(
-                json.loads(text),
-                task.get("example_input_prefix", "\nQ: "),
-                task.get("example_output_prefix", "\nA: "),
-                task.get("choice_prefix", "\n  choice: "),
-                42,
-                task.get("append_choices_to_input", True),
-            )
-            choices = [choice.strip() for choice in done["target_scores"]]
-            target = done["target"][0].strip()
-            gold = choices.index(target) if target in choices else list(done["target_scores"].values()).index(1)
-            expected.append(((str(task.get("task_prefix", "")) + done["input"]).strip(), [" " + choice for choice in choices], gold))
+        expected = []
+        for doc in docs:
+            choices, target = doc["multiple_choice_targets"], doc["targets"][0]
+            gold = choices.index(target) if target in choices else doc["multiple_choice_scores"].index(1)
+            expected.append((doc["inputs"], [" " + choice for choice in choices], gold))
         try:
             found = rows_of(program, file)
         except subprocess.CalledProcessError:
@@ -256,7 +303,7 @@ def compare_big_bench(program, folder, source, most=200):
             ours = (row["requests"][0]["context"], [request["continuation"] for request in row["requests"]], row["gold"])
             tally.add(ours, theirs, f"{file}, example {row['row']}")
             rows += 1
-    fine &= tally.report()
+    fine = tally.report()
     print(f"  refused (empty or equal choices): {[str(name) for name in refused]}")
     return fine
 
@@ -272,7 +319,7 @@ def main():
     print(f"--seed {options.seed}")
     os.environ["HF_HUB_OFFLINE"] = "1"
     draw, folder = random.Random(options.seed), options.folder.resolve()
-    fine = compare_rendering(options.program, folder, draw)
+    fine = compare_rendering(options.program, folder, options.tokenizer, draw)
     for tokenizer in options.tokenizer:
         fine &= compare_tokens(options.program, folder, tokenizer, draw)
     if options.tokenizer:

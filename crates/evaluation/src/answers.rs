@@ -44,7 +44,7 @@ pub fn answer_tokens(
     for task in tasks {
         let Some(rules) = task.task.generation() else { continue };
         let most = prompt_tokens(task, rules, context)?;
-        for row in task.read(prompts)?.take(usize::try_from(task.rows()).unwrap_or(usize::MAX)) {
+        for row in task.read(prompts)? {
             let prompt = task.task.encode_prompt(tokenizer, &row?, most)?;
             longest = longest.max(Some(prompt.tokens.len() + rules.max_tokens));
         }
@@ -100,7 +100,7 @@ pub(crate) fn answer(
     let mut writer = AnswerWriter { generator, weights, tokenizer, task, rules, stops, room };
     let Begun { writer: mut file, mut scores, done } = begun;
     let rank = exchange.rank();
-    let mut rows = task.read(model.prompts)?.take(usize::try_from(header.rows).unwrap_or(usize::MAX));
+    let mut rows = task.read(model.prompts)?;
     for row in rows.by_ref().take(done) {
         row?;
     }

@@ -2,6 +2,7 @@
 
 use crate::error::EvaluationError;
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter::Take;
 use xtrain_data::Tokenizer;
 use xtrain_data::chat::ChatPrompts;
 use xtrain_data::task::{EncodedRequest, Task, TaskRows, TaskSummary};
@@ -28,11 +29,7 @@ impl CheckedTask {
         prompts: Option<&ChatPrompts<'_>>,
         limit: Option<u64>,
     ) -> Result<CheckedTask, EvaluationError> {
-        let summary = match prompts {
-            Some(prompts) => task.check_in_chat(prompts),
-            None => task.check(),
-        };
-        Ok(CheckedTask { summary: summary?, task, limit })
+        Ok(CheckedTask { summary: CheckedTask::summary(&task, prompts)?, task, limit })
     }
 
     /// Fails if its files have changed since it was checked.
@@ -40,10 +37,7 @@ impl CheckedTask {
     /// # Errors
     /// Names both hashes; a row that is bad by now.
     pub(crate) fn check_unchanged(&self, prompts: Option<&ChatPrompts<'_>>) -> Result<(), EvaluationError> {
-        let now = match prompts {
-            Some(prompts) => self.task.check_in_chat(prompts)?,
-            None => self.task.check()?,
-        };
+        let now = CheckedTask::summary(&self.task, prompts)?;
         if now.hash == self.summary.hash {
             return Ok(());
         }
@@ -61,14 +55,23 @@ impl CheckedTask {
         self.limit.map_or(self.summary.rows, |limit| limit.min(self.summary.rows))
     }
 
-    /// Its rows, in order.
+    /// The rows that are scored, in order.
     pub(crate) fn read<'a>(
         &'a self,
         prompts: Option<&'a ChatPrompts<'a>>,
-    ) -> Result<TaskRows<'a>, EvaluationError> {
-        Ok(match prompts {
+    ) -> Result<Take<TaskRows<'a>>, EvaluationError> {
+        let rows = match prompts {
             Some(prompts) => self.task.rows_in_chat(prompts)?,
             None => self.task.rows()?,
+        };
+        Ok(rows.take(usize::try_from(self.rows()).unwrap_or(usize::MAX)))
+    }
+
+    /// Reads all rows.
+    fn summary(task: &Task, prompts: Option<&ChatPrompts<'_>>) -> Result<TaskSummary, EvaluationError> {
+        Ok(match prompts {
+            Some(prompts) => task.check_in_chat(prompts)?,
+            None => task.check()?,
         })
     }
 }
@@ -85,7 +88,7 @@ pub fn shapes(
 ) -> Result<Vec<ScoredShape>, EvaluationError> {
     let mut shapes = BTreeSet::new();
     for task in tasks.iter().filter(|task| task.task.generation().is_none()) {
-        for row in task.read(prompts)?.take(usize::try_from(task.rows()).unwrap_or(usize::MAX)) {
+        for row in task.read(prompts)? {
             let requests = task.task.encode(tokenizer, &row?, context)?;
             shapes.extend(requests.iter().map(|request| ScoredShape::of(length(request))));
         }

@@ -16,7 +16,9 @@ pub trait Gather {
     fn gather(&self, own: &[u64]) -> Result<Vec<Vec<u64>>, CommError>;
 }
 
-/// The ranks that score together, as one of them sees them. Rank 0 reads and writes files of scores.
+/// The ranks that score together, as one of them sees them. Rank 0 reads and writes files of scores, and may
+/// wait for a file that another process writes, so that messages have no time limit, unlike those of
+/// [`Gather`].
 pub struct Exchange<'a> {
     channel: &'a dyn Channel,
     rank: Rank,

@@ -11,9 +11,9 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_data::chat::ChatPrompts;
-use xtrain_data::task::{EncodedRequest, Gold, Metric, TaskRow};
+use xtrain_data::task::{EncodedRequest, Gold, TaskRow};
 use xtrain_data::{DataError, Tokenizer};
-use xtrain_report::scores::{RowScores, ScoresHeader, ScoresWriter, TaskScore, items};
+use xtrain_report::scores::{RowScores, ScoresHeader, ScoresWriter};
 use xtrain_step::generate::Generator;
 use xtrain_step::learner::IN_FLIGHT;
 use xtrain_step::scored_shape::ScoredLength;
@@ -47,20 +47,6 @@ pub fn model_name(folder: &Path) -> String {
     folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
-/// The mean of a metric over rows, and the ends of its 95% interval; `None` if the metric does not apply to
-/// them.
-///
-/// # Errors
-/// A row twice; a score that is not a finite number.
-pub fn mean_of(rows: &[RowScores], metric: Metric) -> Result<Option<MeanScore>, EvaluationError> {
-    let items = items(rows, metric).map_err(|error| EvaluationError::Refused(error.to_string()))?;
-    let score = items.as_ref().and_then(TaskScore::new);
-    Ok(score.map(|score| (score.mean, score.interval.map(|found| [found.low, found.high]))))
-}
-
-/// A mean, and the ends of its interval.
-pub type MeanScore = (f64, Option<[f64; 2]>);
-
 /// Progress on a task that an earlier process may have begun.
 pub(crate) struct Begun {
     /// The file of the scores, on rank 0 if there is to be one.
@@ -82,7 +68,7 @@ pub(crate) fn score(
 ) -> Result<Option<Vec<RowScores>>, EvaluationError> {
     let Begun { mut writer, mut scores, done } = begun;
     let window_tokens = WINDOW_BATCHES * model.scorer.batch_tokens();
-    let mut rows = task.read(model.prompts)?.take(usize::try_from(header.rows).unwrap_or(usize::MAX));
+    let mut rows = task.read(model.prompts)?;
     let mut read = 0;
     loop {
         let window = RowWindow::read(model, task, &mut rows, window_tokens)?;

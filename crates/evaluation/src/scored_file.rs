@@ -4,25 +4,14 @@ use crate::answers::answer;
 use crate::checked::CheckedTask;
 use crate::error::EvaluationError;
 use crate::exchange::Exchange;
-use crate::folder::ScoresFolder;
 use crate::model_hash::model_hash;
 use crate::score::{Begun, ScoredModel, score};
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_data::task::PROTOCOL;
-use xtrain_report::scores::{Partial, RowScores, ScoresHeader, ScoresWriter, other_scores, read_scores};
-
-/// Use of scores that an earlier evaluation has written under the same name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Earlier {
-    /// Complete ones are the result, and an interrupted evaluation is continued. Scores of another model, or
-    /// of a task that has changed since the interruption, are an error.
-    Used,
-    /// The same, but scores of another model are replaced, as those of an earlier attempt at a run.
-    UsedIfSame,
-    /// They are replaced.
-    Replaced,
-}
+use xtrain_report::scores::{
+    Earlier, RowScores, ScoresFolder, ScoresHeader, ScoresWriter, other_scores, read_scores,
+};
 
 impl ScoredModel<'_> {
     /// A hash of the model, for [`ScoredModel::header`]. All ranks call it.
@@ -41,6 +30,7 @@ impl ScoredModel<'_> {
             protocol: PROTOCOL,
             shots: task.task.shots() as u64,
             rows: task.rows(),
+            limit: task.limit,
             metric: task.task.metric().name().to_owned(),
             chance: task.summary.chance,
             model: self.name.clone(),
@@ -79,7 +69,7 @@ impl ScoredModel<'_> {
         let mut file = None;
         let decided = exchange.of_first(|| {
             file = match folder {
-                Some(folder) => Some(ScoresFile::find(folder, task, header, earlier)?),
+                Some(folder) => Some(ScoresFile::find(folder, header, earlier)?),
                 None => None,
             };
             Ok(match &file {
@@ -113,30 +103,38 @@ enum ScoresFile {
 impl ScoresFile {
     fn find(
         folder: &ScoresFolder,
-        task: &CheckedTask,
         header: &ScoresHeader,
         earlier: Earlier,
     ) -> Result<ScoresFile, EvaluationError> {
-        let path = folder.file(header, task.limit);
+        let path = folder.file(header);
         if let Some(rows) = complete(&path, header, earlier)? {
             return Ok(ScoresFile::Complete(rows));
         }
-        match earlier {
-            Earlier::Used => folder.check_interrupted(header, &path)?,
-            Earlier::UsedIfSame | Earlier::Replaced => folder.forget_interrupted(header, &path)?,
+        for (hash, begun) in folder.interrupted(header) {
+            if earlier == Earlier::Used {
+                return Err(interrupted(folder, header, &hash));
+            }
+            std::fs::remove_file(&begun).map_err(EvaluationError::io(&begun, "remove"))?;
         }
-        let partial = match earlier {
-            Earlier::Used => Partial::Continued,
-            Earlier::UsedIfSame => Partial::ContinuedIfSame,
-            Earlier::Replaced => Partial::Replaced,
-        };
-        let (writer, rows) = ScoresWriter::open(&path, header, partial)?;
+        let (writer, rows) = ScoresWriter::open(&path, header, earlier)?;
         // Another process may have completed it, while this one waited for it.
         match complete(&path, header, earlier)? {
             Some(rows) => writer.abandon().map(|()| ScoresFile::Complete(rows)).map_err(Into::into),
             None => Ok(ScoresFile::Begun(writer, rows)),
         }
     }
+}
+
+/// The error of a task that has changed since an evaluation of it, whose hash begins with `hash`, was
+/// interrupted.
+fn interrupted(folder: &ScoresFolder, header: &ScoresHeader, hash: &str) -> EvaluationError {
+    let now = header.hash.get(..hash.len()).unwrap_or(&header.hash);
+    EvaluationError::Refused(format!(
+        "{}: an evaluation of {} with hash {hash} was interrupted, and the task now has hash {now}; take the task as it \
+         was, or begin anew with --again, or in another folder with --out",
+        folder.path().display(),
+        header.task
+    ))
 }
 
 /// The rows of a complete file of these scores, unless it is to be replaced.

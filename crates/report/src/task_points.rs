@@ -8,11 +8,10 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::path::Path;
 
-use xtrain_data::task::Metric;
 use xtrain_model::Recipe;
 
 use super::metrics::{TaskMetrics, format};
-use super::scores::{ScoreFile, ScoreFiles, TaskScore, items, read_scores};
+use super::scores::{ScoreFile, ScoreFiles, read_scores, task_metrics};
 
 /// Maximum size of the files whose rows are read for a page, in bytes. Of larger ones, every second, third,
 /// ... step is read.
@@ -65,7 +64,7 @@ impl TaskPoints {
         };
         let is_shown = |file: &ScoreFile| {
             let version = versions.get(&file.header.task);
-            !is_limited(file) && version == Some(&file.header.hash) && !is_known(file)
+            file.header.limit.is_none() && version == Some(&file.header.hash) && !is_known(file)
         };
         files.retain(is_shown);
         points.thin(&mut files, most_bytes);
@@ -112,12 +111,6 @@ fn only_precision(files: &[ScoreFile]) -> Option<Recipe> {
     files.iter().all(|file| file.header.precision == first).then_some(first)
 }
 
-/// True for the scores of the first rows of a task.
-fn is_limited(file: &ScoreFile) -> bool {
-    let name = file.path.file_name().map(|name| name.to_string_lossy());
-    name.is_some_and(|name| name.split('.').any(|part| part.starts_with("first-")))
-}
-
 /// The hash of the version of each task that is shown: the one that the run itself scored, else the one with
 /// most files, of equals the last.
 fn versions(files: &[ScoreFile], reported: &[TaskMetrics]) -> BTreeMap<String, String> {
@@ -126,7 +119,7 @@ fn versions(files: &[ScoreFile], reported: &[TaskMetrics]) -> BTreeMap<String, S
     for file in files {
         let count = counts.entry((&file.header.task, &file.header.hash)).or_default();
         count.0 |= of_run.contains(&(file.step, &*file.header.task));
-        count.1 += usize::from(!is_limited(file));
+        count.1 += usize::from(file.header.limit.is_none());
     }
     let mut best: BTreeMap<String, (String, (bool, usize))> = BTreeMap::new();
     for ((task, hash), count) in counts {
@@ -141,17 +134,6 @@ fn versions(files: &[ScoreFile], reported: &[TaskMetrics]) -> BTreeMap<String, S
 fn score(file: &ScoreFile) -> Result<TaskMetrics, String> {
     let (header, rows) = read_scores(&file.path).map_err(|error| error.to_string())?;
     let problem = |text: &dyn std::fmt::Display| format!("{}: {text}", file.path.display());
-    let unusable = || problem(&format!("its rows have no {}", header.metric));
-    let metric = Metric::from_name(&header.metric).ok_or_else(unusable)?;
-    let scores = items(&rows, metric).map_err(|error| problem(&error))?;
-    let score = scores.as_ref().and_then(TaskScore::new).ok_or_else(unusable)?;
-    Ok(TaskMetrics {
-        step: file.step,
-        value: score.mean,
-        interval: score.interval.map(|found| [found.low, found.high]),
-        rows: header.rows,
-        chance: header.chance,
-        task: header.task,
-        metric: header.metric,
-    })
+    let score = task_metrics(&header, &rows).map_err(|error| problem(&error))?;
+    score.ok_or_else(|| problem(&format!("its rows have no {}", header.metric)))
 }

@@ -110,23 +110,24 @@ impl OpenedModel {
     }
 }
 
-/// Opens `folder`, a run folder (with config.toml) or a Hugging Face folder (with config.json), at `place`.
+/// Opens `folder`, a run folder (with config.toml) or a Hugging Face folder (with config.json), on the
+/// processor of `choice`.
 /// `recipe` replaces the run's recipe, or fp32 for a Hugging Face folder; the run's overrides of an FP8
 /// recipe stay.
 pub fn open(
     folder: &Path,
     which: Which,
-    place: impl Into<ProcessorChoice>,
+    choice: impl Into<ProcessorChoice>,
     recipe: Option<Recipe>,
 ) -> Result<OpenedModel, RunError> {
-    let place = &place.into();
+    let choice = &choice.into();
     if !folder.exists() {
         return Err(source::no_such_folder(folder));
     }
     run_file::refuse_as_run(folder)?;
     let run = RunFolder::new(folder);
     if run.is_begun() {
-        return open_run(&run, which, place, recipe);
+        return open_run(&run, which, choice, recipe);
     }
     if let Some((run, step)) = RunFolder::of_checkpoint(folder) {
         return Err(RunError::Refused(format!(
@@ -154,7 +155,7 @@ pub fn open(
     let model = exchange::checked_model(folder, &source)?;
     source::warn_of_notes(folder, &source);
     let tokenizer = Tokenizer::load(folder)?;
-    let weights = hf_weights(folder, model, place, recipe)?;
+    let weights = hf_weights(folder, model, choice, recipe)?;
     let balance_loss = source.balance_loss;
     let identity = Identity::new(Some(source), weights.model(), &tokenizer, balance_loss)?;
     let export_dtype = hf::lossless_dtype(folder, &hf_names::fp8_names(weights.model(), weights.numerics()))?;
@@ -187,10 +188,10 @@ pub fn open_without_tokenizer(
 fn hf_weights(
     folder: &Path,
     model: Architecture,
-    place: &ProcessorChoice,
+    choice: &ProcessorChoice,
     recipe: Option<Recipe>,
 ) -> Result<Weights, RunError> {
-    let mut weights = weights(place, model, recipe.unwrap_or(Recipe::Fp32).into())?;
+    let mut weights = weights(choice, model, recipe.unwrap_or(Recipe::Fp32).into())?;
     exchange::import(&mut weights, folder)?;
     Ok(weights)
 }
@@ -198,7 +199,7 @@ fn hf_weights(
 fn open_run(
     run: &RunFolder,
     which: Which,
-    place: &ProcessorChoice,
+    choice: &ProcessorChoice,
     recipe: Option<Recipe>,
 ) -> Result<OpenedModel, RunError> {
     let mut parsed = Config::load::<&str>(&run.config(), &[])?;
@@ -220,7 +221,7 @@ fn open_run(
     let planned = planned::planned(parsed.resolve(&facts)?)?;
     let trained = planned.spec.numerics();
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
-    let mut weights = weights(place, planned.spec.model.clone(), numerics)?;
+    let mut weights = weights(choice, planned.spec.model.clone(), numerics)?;
     load_masters(&mut weights, &checkpoint, run)?;
     let balance_loss = planned.resolved.config.experts.balance_loss;
     let identity = Identity::new(source, weights.model(), &tokenizer, balance_loss)?;
@@ -282,9 +283,9 @@ pub fn load_masters(weights: &mut Weights, checkpoint: &Checkpoint, run: &RunFol
     Ok(weights.refresh()?)
 }
 
-fn weights(place: &ProcessorChoice, model: Architecture, numerics: Numerics) -> Result<Weights, RunError> {
+fn weights(choice: &ProcessorChoice, model: Architecture, numerics: Numerics) -> Result<Weights, RunError> {
     let processor =
-        Processor::chosen(place).map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
+        Processor::chosen(choice).map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
     let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
     let weights = Weights::new(engine, model, numerics);
     Ok(weights.map_err(|e| e.advising("use a smaller model, or a machine with more memory"))?)

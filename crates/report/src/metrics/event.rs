@@ -1,5 +1,6 @@
 //! Events that a run reports, as plain values.
 
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 use xtrain_model::Recipe;
@@ -122,7 +123,7 @@ impl SourceMetrics {
 }
 
 /// The score of a model on a task.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TaskMetrics {
     /// Attempted steps before it.
     pub step: u64,

@@ -28,6 +28,9 @@ pub struct ScoresHeader {
     pub shots: u64,
     /// Rows of the task that are scored.
     pub rows: u64,
+    /// The number of rows that was asked for, the first ones; absent for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
     /// The name of the metric that is plotted and compared.
     pub metric: String,
     /// The metric's mean for a model that guesses.
@@ -64,16 +67,7 @@ pub fn read_scores(path: &Path) -> Result<(ScoresHeader, Vec<RowScores>), Report
     Ok((header, rows))
 }
 
-/// Reads the first line of a file that may be incomplete; `None` if that is cut.
-///
-/// # Errors
-/// A file that cannot be read, or is not one of scores.
-pub fn read_header(path: &Path) -> Result<Option<ScoresHeader>, ReportError> {
-    let file = File::open(path).map_err(|source| ReportError::Read { path: path.into(), source })?;
-    Ok(read(path, file)?.0)
-}
-
-fn damaged(path: &Path, line: usize, problem: &str) -> ReportError {
+pub(super) fn damaged(path: &Path, line: usize, problem: &str) -> ReportError {
     let problem = format!("not of a file of scores: {problem}");
     ReportError::Scores { path: path.into(), line, problem, advice: "delete the file, and score again" }
 }
@@ -131,14 +125,15 @@ fn locked(partial: &Path) -> Result<File, ReportError> {
     }
 }
 
-/// Use of a partial file that an earlier process has left.
+/// Use of scores that an earlier evaluation has written under the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Partial {
-    /// It is continued, and one of other scores is an error.
-    Continued,
-    /// It is continued if it is of these scores, and replaced if not.
-    ContinuedIfSame,
-    /// It is replaced.
+pub enum Earlier {
+    /// Complete ones are the result, and an interrupted evaluation is continued. Scores of another model, or
+    /// of a task that has changed since the interruption, are an error.
+    Used,
+    /// The same, but scores of another model are replaced, as those of an earlier attempt at a run.
+    UsedIfSame,
+    /// They are replaced.
     Replaced,
 }
 
@@ -166,7 +161,7 @@ impl ScoresWriter {
     pub fn open(
         path: &Path,
         header: &ScoresHeader,
-        partial: Partial,
+        earlier: Earlier,
     ) -> Result<(ScoresWriter, Vec<RowScores>), ReportError> {
         let name = ScoresWriter::partial(path);
         let failed = || CheckpointError::io(&name, "write");
@@ -175,12 +170,10 @@ impl ScoresWriter {
         }
         let mut file = locked(&name)?;
         let found = read(&name, file.try_clone().map_err(failed())?);
-        let (begun, rows, whole) = match (found, partial) {
-            (_, Partial::Replaced) => (None, Vec::new(), 0),
-            (Ok((Some(found), ..)), Partial::ContinuedIfSame) if !found.is_same(header) => {
-                (None, Vec::new(), 0)
-            }
-            (Err(_), Partial::ContinuedIfSame) => (None, Vec::new(), 0),
+        let (begun, rows, whole) = match (found, earlier) {
+            (_, Earlier::Replaced) => (None, Vec::new(), 0),
+            (Ok((Some(found), ..)), Earlier::UsedIfSame) if !found.is_same(header) => (None, Vec::new(), 0),
+            (Err(_), Earlier::UsedIfSame) => (None, Vec::new(), 0),
             (found, _) => found?,
         };
         if begun.as_ref().is_some_and(|found| !found.is_same(header)) {
@@ -245,6 +238,7 @@ mod tests {
             protocol: 1,
             shots: 0,
             rows,
+            limit: None,
             metric: "acc".into(),
             chance: 0.25,
             model: "runs/a".into(),
@@ -263,14 +257,13 @@ mod tests {
     fn an_interrupted_file_is_continued_after_its_last_whole_line() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("scores/step-4.bf16.jsonl");
-        let (mut writer, rows) = ScoresWriter::open(&path, &header(3), Partial::Continued).expect("begun");
+        let (mut writer, rows) = ScoresWriter::open(&path, &header(3), Earlier::Used).expect("begun");
         assert!(rows.is_empty());
         writer.append(&[row(0), row(1)]).expect("appended");
         writer.file.write_all(b"{\"row\":2,\"lo").expect("written");
         drop(writer);
         assert!(!path.exists());
-        let (mut writer, rows) =
-            ScoresWriter::open(&path, &header(3), Partial::Continued).expect("continued");
+        let (mut writer, rows) = ScoresWriter::open(&path, &header(3), Earlier::Used).expect("continued");
         assert_eq!(rows, [row(0), row(1)]);
         writer.append(&[row(2)]).expect("appended");
         writer.finish().expect("named");
@@ -281,10 +274,10 @@ mod tests {
     fn damaged_files_and_other_scores_are_refused_with_their_line() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("s.jsonl");
-        let (mut writer, _) = ScoresWriter::open(&path, &header(2), Partial::Continued).expect("begun");
+        let (mut writer, _) = ScoresWriter::open(&path, &header(2), Earlier::Used).expect("begun");
         writer.append(&[row(0)]).expect("appended");
         drop(writer);
-        assert!(ScoresWriter::open(&path, &header(5), Partial::Continued).is_err());
+        assert!(ScoresWriter::open(&path, &header(5), Earlier::Used).is_err());
         std::fs::rename(folder.path().join("s.jsonl.partial"), &path).expect("renamed");
         let message = |path: &Path| read_scores(path).expect_err("damaged").to_string();
         assert!(message(&path).contains("there are 1"), "{}", message(&path));

@@ -1,21 +1,14 @@
 //! The complete files of scores in the folder of a run.
 //!
-//! ```text
-//! RUN/scores/TASK-HASH/step-N[.first-L].PRECISION.jsonl       complete
-//!                      the same and .partial                  interrupted, left out
-//! ```
-//!
 //! Only first lines are read, so many checkpoints are listed quickly; [`read_scores`](super::read_scores)
 //! reads rows. The first line, not the name, says what a file has.
 
-use super::file::ScoresHeader;
+use super::file::{ScoresHeader, damaged};
+use super::paths::SCORES_FOLDER;
 use crate::error::ReportError;
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
-
-/// The name of the folder inside that of a run.
-pub const SCORES_FOLDER: &str = "scores";
 
 /// Maximum length of a first line.
 const LONGEST_HEADER_BYTES: u64 = 1 << 20;
@@ -93,17 +86,12 @@ fn read_first_line(path: &Path) -> Result<ScoresHeader, ReportError> {
     let file = File::open(path).map_err(failed)?;
     let mut line = String::new();
     BufReader::new(file.take(LONGEST_HEADER_BYTES)).read_line(&mut line).map_err(failed)?;
-    serde_json::from_str(&line).map_err(|error| ReportError::Scores {
-        path: path.into(),
-        line: 1,
-        problem: format!("not of a file of scores: {error}"),
-        advice: "delete the file, and score again",
-    })
+    serde_json::from_str(&line).map_err(|error| damaged(path, 1, &error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Partial, RowScores, ScoresWriter};
+    use super::super::{Earlier, RowScores, ScoresWriter};
     use super::*;
     use std::fs;
     use xtrain_model::Recipe;
@@ -115,6 +103,7 @@ mod tests {
             protocol: 1,
             shots: 0,
             rows: 1,
+            limit: None,
             metric: "acc".into(),
             chance: 0.5,
             model: "a".into(),
@@ -125,7 +114,7 @@ mod tests {
     }
 
     fn write(path: &Path, header: &ScoresHeader) {
-        let (mut writer, _) = ScoresWriter::open(path, header, Partial::Continued).expect("begun");
+        let (mut writer, _) = ScoresWriter::open(path, header, Earlier::Used).expect("begun");
         writer.append(&[RowScores::default()]).expect("written");
         writer.finish().expect("named");
     }
@@ -140,7 +129,7 @@ mod tests {
         }
         write(&folder.join("bf16.jsonl"), &header(None));
         // An interrupted one, and files of other kinds.
-        ScoresWriter::open(&folder.join("step-40.bf16.jsonl"), &header(Some(40)), Partial::Continued)
+        ScoresWriter::open(&folder.join("step-40.bf16.jsonl"), &header(Some(40)), Earlier::Used)
             .expect("begun");
         for name in ["scores/notes.jsonl", "scores/names-ab/notes.txt"] {
             fs::write(run.path().join(name), "mine").expect("written");

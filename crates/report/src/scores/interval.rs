@@ -20,7 +20,7 @@ impl Interval {
     }
 
     /// The part in which means of shares lie.
-    fn of_shares(self) -> Self {
+    fn within_shares(self) -> Self {
         Self { low: self.low.max(0.0), high: self.high.min(1.0) }
     }
 
@@ -176,7 +176,7 @@ impl TaskScore {
             mean,
             standard_error: of_rows.map(|error| error.variance.sqrt()),
             cluster_error: error.filter(|_| clusters.is_some()).map(|error| error.variance.sqrt()),
-            interval: of_answers.or(if are_shares { t.map(Interval::of_shares) } else { t }),
+            interval: of_answers.or(if are_shares { t.map(Interval::within_shares) } else { t }),
             wilson: of_answers.filter(|_| clusters.is_none()),
             t,
             error,

@@ -8,7 +8,7 @@ use super::*;
 use crate::history::History;
 use crate::live::LiveReport;
 use crate::metrics::jsonl;
-use crate::scores::{Partial, RowScores, ScoresHeader, ScoresWriter};
+use crate::scores::{Earlier, RowScores, ScoresHeader, ScoresWriter};
 use xtrain_model::Recipe;
 
 fn document(runs: &[RunData]) -> Document {
@@ -140,7 +140,7 @@ fn the_page_of_a_run_under_way_has_its_tasks() {
 /// Writes scores of four rows, of which `right` are right.
 fn write_scores(run: &Path, header: &ScoresHeader, name: &str, right: u64) {
     let folder = run.join("scores").join(format!("{}-{}", header.task, header.hash));
-    let (mut writer, _) = ScoresWriter::open(&folder.join(name), header, Partial::Continued).unwrap();
+    let (mut writer, _) = ScoresWriter::open(&folder.join(name), header, Earlier::Used).unwrap();
     let row = |row: u64| RowScores {
         row,
         gold: Some(usize::from(row > right)),
@@ -162,6 +162,7 @@ fn header(step: u64) -> ScoresHeader {
         protocol: 1,
         shots: 0,
         rows: 4,
+        limit: None,
         metric: "acc".into(),
         chance: 0.5,
         model: "r".into(),
@@ -200,7 +201,7 @@ fn steps_without_a_reported_score_have_that_of_their_file() {
     write(header(20), "step-20.bf16.jsonl", 4);
     // Other precisions, the first rows, a step that was lost, another version of the task.
     write(ScoresHeader { precision: Recipe::Fp8Row, ..header(5) }, "step-5.fp8-row.jsonl", 4);
-    write(ScoresHeader { rows: 2, ..header(5) }, "step-5.first-2.bf16.jsonl", 2);
+    write(ScoresHeader { rows: 2, limit: Some(2), ..header(5) }, "step-5.first-2.bf16.jsonl", 2);
     write(header(40), "step-40.bf16.jsonl", 4);
     for step in [1, 2, 3, 4] {
         write(ScoresHeader { hash: "cd".into(), ..header(step) }, &format!("step-{step}.bf16.jsonl"), 4);

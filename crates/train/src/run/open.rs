@@ -21,11 +21,12 @@ use crate::exchange::Identity;
 use crate::process_group::{Facts, ProcessGroup};
 use crate::tasks;
 use xtrain_config::{Config, Parsed};
-use xtrain_evaluation::{ScoresFolder, check_hashes};
+use xtrain_evaluation::check_hashes;
 use xtrain_planner::choose;
 use xtrain_planner::describe::describe;
 use xtrain_planner::tunable::Field;
 use xtrain_report::metrics::{DroppedRecords, Event, Resumed, SinkStart};
+use xtrain_report::scores::ScoresFolder;
 use xtrain_step::schedule::Schedule;
 
 /// A run that was opened.

@@ -9,9 +9,8 @@ use crate::tasks;
 use std::sync::Arc;
 use xtrain_data::task::Metric;
 use xtrain_distributed::Channel;
-use xtrain_evaluation::{CheckedTask, Earlier, Exchange, ScoredModel, ScoresFolder, mean_of, model_name};
-use xtrain_report::metrics::TaskMetrics;
-use xtrain_report::scores::ScoresHeader;
+use xtrain_evaluation::{CheckedTask, Exchange, ScoredModel, model_name};
+use xtrain_report::scores::{Earlier, ScoresFolder, task_metrics};
 use xtrain_step::scoring::Scorer;
 use xtrain_step::spans::step_span;
 
@@ -36,7 +35,9 @@ impl Run {
             return Ok(None);
         }
         let scored = self.score_due_tasks(watch, observer);
-        if scored.is_err() && self.process_group.is_alone() {
+        let is_of_task =
+            matches!(scored, Err(RunError::Data(_) | RunError::Refused(_) | RunError::Report(_)));
+        if is_of_task && self.process_group.is_alone() {
             // A task that cannot be scored costs no step. Other ranks may not know of it.
             self.checkpoints.outdate();
             self.save(watch, observer)?;
@@ -76,13 +77,11 @@ impl Run {
             let Some(rows) = rows else {
                 return self.cut_evaluation(stop_request, watch, observer).map(Some);
             };
-            let metric = task.task.metric();
             // Rank 0 has the rows.
-            let Some((value, interval)) = self.process_group.decide(|| Ok(mean_of(&rows, metric)?))? else {
-                continue;
-            };
-            let ScoresHeader { task, metric: name, rows, chance, .. } = header;
-            scored.push((metric, TaskMetrics { step, task, metric: name, value, interval, rows, chance }));
+            let metrics = self.process_group.decide(|| {
+                task_metrics(&header, &rows).map_err(|error| RunError::Refused(error.to_string()))
+            })?;
+            scored.extend(metrics.map(|metrics| (task.task.metric(), metrics)));
         }
         self.position.tasks_due = false;
         let mut is_best = false;

@@ -15,11 +15,9 @@ use xtrain_data::Tokenizer;
 use xtrain_data::chat::ChatPrompts;
 use xtrain_data::task::Task;
 use xtrain_evaluation::error::EvaluationError;
-use xtrain_evaluation::{
-    CheckedTask, Earlier, Exchange, ScoredModel, ScoresFolder, answer_generator, answer_tokens, model_name,
-};
+use xtrain_evaluation::{CheckedTask, Exchange, ScoredModel, answer_generator, answer_tokens, model_name};
 use xtrain_model::Recipe;
-use xtrain_report::scores::summaries;
+use xtrain_report::scores::{Earlier, ScoresFolder, summaries};
 use xtrain_step::engine::{Processor, ProcessorChoice};
 use xtrain_step::generate::Generator;
 use xtrain_step::scored_shape::ScoredShape;

@@ -49,6 +49,7 @@ mod run_folder;
 mod saved_by_ranks;
 mod scoring;
 mod scoring_answers;
+mod scoring_files;
 mod scoring_runs;
 mod static_scales;
 mod stopping;

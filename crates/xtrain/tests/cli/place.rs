@@ -140,6 +140,14 @@ impl Place {
         found
     }
 
+    /// Bytes of the files of a folder, which need not exist.
+    pub(crate) fn bytes_in(&self, folder: &str) -> usize {
+        match self.exists(folder) {
+            true => self.contents(folder).values().map(Vec::len).sum(),
+            false => 0,
+        }
+    }
+
     /// The records of a run's metrics.
     pub(crate) fn metrics(&self, run: &str) -> Vec<Value> {
         let text = String::from_utf8(self.read(&format!("{run}/metrics.jsonl"))).expect("text");

@@ -28,7 +28,7 @@ pub(crate) fn continuations(dice: &mut Dice, rows: usize) -> String {
 }
 
 /// A run in `out` with three checkpoints, its export in `hf`, and tasks.
-fn scored_place(dice: &mut Dice, rows: usize) -> Place {
+pub(crate) fn scored_place(dice: &mut Dice, rows: usize) -> Place {
     let place = Place::new();
     place.train("out", "--set train.steps=9 --set checkpoint.keep_last=3 --set checkpoint.keep_best=false");
     place.write("choices.jsonl", choices(dice, rows).as_bytes());
@@ -47,6 +47,36 @@ pub(crate) fn files(place: &Place, folder: &str) -> Vec<String> {
         names.into_iter().map(move |name| format!("{task}/{name}"))
     };
     place.names(folder).into_iter().flat_map(of_task).collect()
+}
+
+/// Sends a signal to a command once `folder` has more than so many bytes. Returns false if it ended before.
+pub(crate) fn cut(place: &Place, arguments: &str, folder: &str, bytes: usize, name: &str) -> bool {
+    let mut command = place.command(arguments);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+    wait_until("rows", || place.bytes_in(folder) > bytes || child.try_wait().expect("waits").is_some());
+    let is_running = child.try_wait().expect("waits").is_none();
+    // It may have ended by now.
+    let _ = Command::new("sh").args(["-c", &format!("kill -{name} {}", child.id())]).status();
+    wait(&mut child, arguments);
+    is_running
+}
+
+/// Writes a copy of out/hf to `broken`, of whose weights some are finite, but their products are not.
+pub(crate) fn break_weights(place: &Place) {
+    place.copy("out/hf", "broken");
+    let mut weights = place.read("broken/model.safetensors");
+    let end = weights.len();
+    weights[end - 64..].fill(0x7e);
+    place.write("broken/model.safetensors", &weights);
+}
+
+/// Asserts that two folders have files of the same names with the same bytes.
+pub(crate) fn assert_same_files(place: &Place, one: &str, other: &str) {
+    let names = files(place, one);
+    assert_eq!(names, files(place, other));
+    for name in names {
+        assert_same_file(&place.path(&format!("{one}/{name}")), &place.path(&format!("{other}/{name}")));
+    }
 }
 
 #[test]
@@ -104,11 +134,8 @@ fn checkpoints_that_are_scored_in_turn_have_the_scores_of_each_alone() {
         place.run(&format!("{eval} --step {step} --out one")).succeeds();
         assert!(text.contains(&format!("step {step}, fp8-row - fp32: acc ")), "{text}");
     }
-    let all = files(&place, "all");
-    assert_eq!(all.len(), 18, "{all:?}");
-    for file in all {
-        assert_same_file(&place.path(&format!("all/{file}")), &place.path(&format!("one/{file}")));
-    }
+    assert_eq!(files(&place, "all").len(), 18);
+    assert_same_files(&place, "all", "one");
 }
 
 #[test]
@@ -119,11 +146,7 @@ fn processes_that_share_an_evaluation_write_the_files_of_one() {
     for ranks in [2, 3] {
         let shared = place.run(&format!("{eval} --out shared-{ranks} --ranks {ranks}")).succeeds().stdout;
         assert_eq!(alone, shared);
-        for file in files(&place, "one") {
-            let [one, shared] =
-                ["one", &format!("shared-{ranks}")].map(|out| place.path(&format!("{out}/{file}")));
-            assert_same_file(&one, &shared);
-        }
+        assert_same_files(&place, "one", &format!("shared-{ranks}"));
     }
     place.run("eval out --ranks 2").refuses(&["--task"]);
     place.run("eval out --task none.jsonl --ranks 2").refuses(&["none.jsonl"]);
@@ -135,35 +158,16 @@ fn an_evaluation_that_is_killed_continues_to_the_same_files() {
     let place = scored_place(&mut dice, 6000);
     let eval = "eval out --task choices.jsonl --task words.jsonl";
     place.run(&format!("{eval} --out peace")).succeeds();
-    let written = |folder: &str| -> usize {
-        match place.exists(folder) {
-            true => place.contents(folder).values().map(Vec::len).sum(),
-            false => 0,
-        }
-    };
-    let whole = written("peace");
+    let whole = place.bytes_in("peace");
     let mut killed = 0;
     for round in 1..=6 {
-        let mut child = place
-            .command(&format!("{eval} --out killed"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("starts");
         let bytes = whole * round / 7 + dice.below(whole / 7);
-        wait_until("rows", || written("killed") > bytes || child.try_wait().expect("waits").is_some());
-        killed += usize::from(child.try_wait().expect("waits").is_none());
         let name = if round % 2 == 0 { "KILL" } else { "TERM" };
-        let _ = Command::new("sh").args(["-c", &format!("kill -{name} {}", child.id())]).status();
-        wait(&mut child, "an evaluation that is killed");
+        killed += usize::from(cut(&place, &format!("{eval} --out killed"), "killed", bytes, name));
     }
     assert!(killed > 0, "none was killed");
     place.run(&format!("{eval} --out killed")).succeeds();
-    let peace = files(&place, "peace");
-    assert_eq!(peace, files(&place, "killed"));
-    for file in peace {
-        assert_same_file(&place.path(&format!("peace/{file}")), &place.path(&format!("killed/{file}")));
-    }
+    assert_same_files(&place, "peace", "killed");
 }
 
 #[test]
@@ -201,12 +205,7 @@ fn scores_of_another_model_or_of_a_changed_task_are_never_taken() {
 #[test]
 fn weights_that_are_no_numbers_end_an_evaluation_with_the_row() {
     let place = scored_place(&mut Dice::new("weights_that_are_no_numbers"), 20);
-    place.copy("out/hf", "broken");
-    let mut weights = place.read("broken/model.safetensors");
-    let end = weights.len();
-    // Finite, but their products are not.
-    weights[end - 64..].fill(0x7e);
-    place.write("broken/model.safetensors", &weights);
+    break_weights(&place);
     let arguments = "eval broken --task choices.jsonl --out kept";
     let ran = finish(place.command(arguments), arguments);
     assert_eq!(ran.code(), Some(1), "{}", ran.stderr);

@@ -1,10 +1,9 @@
 //! Scores of generated answers, by `xtrain eval --task`.
 
 use crate::dice::Dice;
-use crate::place::{Place, assert_same_file, finish, wait, wait_until};
-use crate::scoring::{WORDS, continuations, files, json_lines};
+use crate::place::{Place, assert_same_file, finish};
+use crate::scoring::{WORDS, assert_same_files, break_weights, continuations, cut, files, json_lines};
 use serde_json::{Value, json};
-use std::process::{Command, Stdio};
 
 /// Questions whose answers are words of the training text.
 fn questions(dice: &mut Dice, rows: usize) -> String {
@@ -141,37 +140,15 @@ fn an_evaluation_that_is_killed_continues_after_its_last_row() {
         let folder = |name: &str| format!("{name}{}", ranks.len());
         let [peace, broken] = ["peace", "killed"].map(folder);
         place.run(&format!("{eval} --out {peace}")).succeeds();
-        let written = |folder: &str| -> usize {
-            match place.exists(folder) {
-                true => place.contents(folder).values().map(Vec::len).sum(),
-                false => 0,
-            }
-        };
-        let (whole, mut killed) = (written(&peace), 0);
+        let (whole, mut killed) = (place.bytes_in(&peace), 0);
         for round in 1..=4 {
-            let mut child = place
-                .command(&format!("{eval} --out {broken}"))
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .expect("starts");
             let bytes = whole * round / 6 + dice.below(whole / 6);
-            wait_until("rows", || written(&broken) > bytes || child.try_wait().expect("waits").is_some());
-            killed += usize::from(child.try_wait().expect("waits").is_none());
             let name = if round % 2 == 0 && ranks.is_empty() { "KILL" } else { "TERM" };
-            let _ = Command::new("sh").args(["-c", &format!("kill -{name} {}", child.id())]).status();
-            wait(&mut child, "an evaluation that is killed");
+            killed += usize::from(cut(&place, &format!("{eval} --out {broken}"), &broken, bytes, name));
         }
         assert!(killed > 0, "none was killed");
         place.run(&format!("{eval} --out {broken}")).succeeds();
-        let peaceful = files(&place, &peace);
-        assert_eq!(peaceful, files(&place, &broken));
-        for file in peaceful {
-            assert_same_file(
-                &place.path(&format!("{peace}/{file}")),
-                &place.path(&format!("{broken}/{file}")),
-            );
-        }
+        assert_same_files(&place, &peace, &broken);
     }
 }
 
@@ -220,12 +197,7 @@ fn a_run_refuses_generated_answers_before_its_first_step() {
 #[test]
 fn logits_that_are_no_numbers_end_an_evaluation_with_the_row() {
     let place = answering_place(&mut Dice::new("logits_that_are_no_numbers"), 20);
-    place.copy("out/hf", "broken");
-    let mut weights = place.read("broken/model.safetensors");
-    let end = weights.len();
-    // Finite, but their products are not.
-    weights[end - 64..].fill(0x7e);
-    place.write("broken/model.safetensors", &weights);
+    break_weights(&place);
     for ranks in ["", " --ranks 2"] {
         let arguments = format!("eval broken --task task.toml --out kept{ranks}");
         let ran = finish(place.command(&arguments), &arguments);

@@ -1,12 +1,11 @@
 //! Scores on tasks during a run.
 
 use crate::dice::Dice;
-use crate::place::{Place, assert_same_file, finish, signal, wait, wait_until};
+use crate::place::{Place, assert_same_file, finish};
 use crate::resume::recorded;
-use crate::scoring::{choices, continuations, files};
+use crate::scoring::{assert_same_files, choices, continuations, cut, files};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::process::Stdio;
 
 /// Eight steps, tasks after the fourth and the last.
 const WITH_TASKS: &str = "--set train.steps=8 --set train.batch_size=12 --set train.micro_batch_size=2 --set checkpoint.every=4 \
@@ -73,13 +72,7 @@ fn tasks_change_no_bit_of_a_run_and_have_the_scores_of_its_checkpoints() {
         if recipe != "fp8-delayed" {
             let eval = format!("eval {with} --task choices.jsonl --task words.jsonl --every-checkpoint");
             place.run(&format!("{eval} --out again-{recipe}/scores")).succeeds();
-            let kept = files(&place, &format!("{with}/scores"));
-            assert_eq!(kept, files(&place, &format!("again-{recipe}/scores")));
-            for file in kept {
-                let [of_run, again] = [&*with, &format!("again-{recipe}")]
-                    .map(|folder| place.path(&format!("{folder}/scores/{file}")));
-                assert_same_file(&of_run, &again);
-            }
+            assert_same_files(&place, &format!("{with}/scores"), &format!("again-{recipe}/scores"));
         }
     }
 }
@@ -109,29 +102,16 @@ fn a_run_that_is_killed_while_it_scores_tasks_ends_as_if_it_was_not() {
     let mut dice = Dice::new("a_run_that_is_killed_while_it_scores");
     let place = place_with_tasks(&mut dice, 3000);
     place.train("peace", WITH_TASKS);
-    let whole: usize = place.contents("peace/scores").values().map(Vec::len).sum();
-    let mut cut = 0;
+    let whole = place.bytes_in("peace/scores");
+    let mut killed = 0;
     for round in 1..=6 {
         let ranks = if dice.below(2) == 0 { "" } else { "--ranks 2" };
-        let mut child = place
-            .command(&format!("train run.toml --out cut --resume {WITH_TASKS} {ranks}"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("starts");
+        let train = format!("train run.toml --out cut --resume {WITH_TASKS} {ranks}");
         let bytes = whole * round / 7 + dice.below(whole / 7);
-        let written = || match place.exists("cut/scores") {
-            true => place.contents("cut/scores").values().map(Vec::len).sum(),
-            false => 0,
-        };
-        wait_until("rows", || written() > bytes || child.try_wait().expect("waits").is_some());
-        if child.try_wait().expect("waits").is_none() {
-            cut += 1;
-            signal(child.id(), if round % 2 == 0 { "KILL" } else { "TERM" });
-        }
-        wait(&mut child, "a run that is cut");
+        let name = if round % 2 == 0 { "KILL" } else { "TERM" };
+        killed += usize::from(cut(&place, &train, "cut/scores", bytes, name));
     }
-    assert!(cut > 1, "{cut} were cut");
+    assert!(killed > 1, "{killed} were killed");
     place.train("cut", &format!("--resume {WITH_TASKS}"));
     assert_same_scores(&place, "peace", "cut");
     assert_eq!(recorded(&place, "peace"), recorded(&place, "cut"));

@@ -3,7 +3,7 @@
 use super::super::tests::run;
 use super::*;
 use crate::RunData;
-use crate::scores::{Finding, Pairing, Partial, RowScores, ScoresHeader, ScoresWriter, Settling};
+use crate::scores::{Earlier, Finding, Pairing, RowScores, ScoresHeader, ScoresWriter, Settling};
 use std::fs;
 use std::path::PathBuf;
 use xtrain_model::Recipe;
@@ -43,6 +43,7 @@ fn header(task: &str, rows: &[RowScores]) -> ScoresHeader {
         protocol: 1,
         shots: 0,
         rows: rows.len() as u64,
+        limit: None,
         metric: "acc".into(),
         chance: 0.5,
         model: "a".into(),
@@ -75,7 +76,7 @@ impl Runs {
 
     fn write(&self, run: &str, header: &ScoresHeader, rows: &[RowScores]) -> PathBuf {
         let path = self.path(run, header);
-        let (mut writer, _) = ScoresWriter::open(&path, header, Partial::Continued).expect("begun");
+        let (mut writer, _) = ScoresWriter::open(&path, header, Earlier::Used).expect("begun");
         writer.append(rows).expect("written");
         writer.finish().expect("named");
         path

@@ -34,7 +34,7 @@ fn free_port() -> u16 {
 }
 
 /// Runs the ranks of a run as torchrun would, each with its own arguments. Returns how they ended, by rank.
-fn as_ranks(place: &Place, arguments: &[String]) -> Vec<Ran> {
+pub(crate) fn as_ranks(place: &Place, arguments: &[String]) -> Vec<Ran> {
     let (port, ranks) = (free_port(), arguments.len());
     std::thread::scope(|scope| {
         let start = |(rank, arguments): (usize, &String)| {

@@ -111,9 +111,8 @@ impl OpenedModel {
 }
 
 /// Opens `folder`, a run folder (with config.toml) or a Hugging Face folder (with config.json), on the
-/// processor of `choice`.
-/// `recipe` replaces the run's recipe, or fp32 for a Hugging Face folder; the run's overrides of an FP8
-/// recipe stay.
+/// processor of `choice`. `recipe` replaces the run's recipe, or fp32 for a Hugging Face folder; the run's
+/// overrides of an FP8 recipe stay.
 pub fn open(
     folder: &Path,
     which: Which,

@@ -138,11 +138,13 @@ fn a_run_that_goes_on_from_an_earlier_step_leaves_no_scores_of_later_ones() {
 #[test]
 fn what_an_interrupted_evaluation_left_and_other_limits_do_not_stop_or_rule_a_run() {
     let place = Place::new();
-    let task = choices(&mut Dice::new("what_an_interrupted_evaluation_left"), 30);
+    // The shorter choice has the higher probability and is right in the first row alone.
+    let row = |gold: usize| json!({"query": "the", "choices": ["a", "river hill"], "gold": gold});
+    let task: String = (0..30).map(|n| row(usize::from(n > 0)).to_string() + "\n").collect();
     place.write("choices.jsonl", task.as_bytes());
     let sets = "--set checkpoint.every=3 --set checkpoint.keep_last=9 --set schedule.kind=constant";
     place.train("out", &format!("{sets} --set train.steps=6"));
-    place.run("eval out --task choices.jsonl --step 6").succeeds();
+    place.run("eval out --task choices.jsonl --step 6 --limit 1").succeeds();
     let [file] = files(&place, "out/scores").try_into().expect("a file");
     let path = place.path(&format!("out/scores/{file}"));
     std::fs::rename(&path, path.with_extension("jsonl.partial")).expect("renamed");
@@ -156,8 +158,9 @@ fn what_an_interrupted_evaluation_left_and_other_limits_do_not_stop_or_rule_a_ru
         command.args(["--set", "checkpoint.best=task choices"]);
         finish(command, &train).succeeds().stdout
     };
-    tasked("--set train.steps=6 --set eval.tasks_limit=5");
-    // Of another number of rows, no best is kept.
+    let first = tasked("--set train.steps=6 --set eval.tasks_limit=1");
+    assert!(first.contains("choices 1.0000: "), "{first}");
+    // The accuracy of all rows is lower than that of one, and the best of its kind.
     let last = tasked("--set train.steps=9");
-    assert!(last.contains("checkpoints/step-9\n"), "{last}");
+    assert!(last.contains("choices 0.0667: "), "{last}");
 }

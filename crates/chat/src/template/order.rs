@@ -135,7 +135,7 @@ mod tests_of_order {
 
     #[test]
     fn unlike_types_have_no_order() {
-        let list = |items: &[Value]| Value::from(items.to_vec());
+        let list = |items: &[&Value]| Value::from(items.iter().map(|&item| item.clone()).collect::<Vec<_>>());
         let (one, text, none) = (Value::from(1), Value::from("a"), Value::from(()));
         for (a, b, wanted) in [
             (&one, &Value::from(1.5), Some(Ordering::Less)),
@@ -144,9 +144,9 @@ mod tests_of_order {
             (&one, &text, None),
             (&none, &none, None),
             (&Value::UNDEFINED, &one, None),
-            (&list(&[none.clone()]), &list(&[none.clone()]), Some(Ordering::Equal)),
-            (&list(&[one.clone()]), &list(&[one.clone(), text.clone()]), Some(Ordering::Less)),
-            (&list(&[one.clone(), text.clone()]), &list(&[one.clone(), none.clone()]), None),
+            (&list(&[&none]), &list(&[&none]), Some(Ordering::Equal)),
+            (&list(&[&one]), &list(&[&one, &text]), Some(Ordering::Less)),
+            (&list(&[&one, &text]), &list(&[&one, &none]), None),
         ] {
             assert_eq!(order(a, b).ok(), wanted, "{a:?} {b:?}");
         }

@@ -56,6 +56,14 @@ impl OnTerminal {
         wait_until("a prompt", || self.after(after).contains(PROMPT));
     }
 
+    /// Waits for an answer after so many bytes, and for the prompt that follows it.
+    fn wait_for_answer(&self, after: usize) {
+        let answer = format!("\n{ANSWER}\r\n");
+        wait_until("an answer and a prompt", || {
+            self.after(after).split_once(&answer).is_some_and(|(_, then)| then.contains(PROMPT))
+        });
+    }
+
     pub(crate) fn types(&mut self, keys: &str) {
         self.ours.write_all(keys.as_bytes()).expect("typed");
     }
@@ -77,13 +85,11 @@ fn keys_of_editing_change_the_line_and_print_nothing() {
     // Home, delete, end, backspace, left, right.
     let begun = chat.printed();
     chat.types("xis i 3?y\u{1b}[H\u{1b}[3~\u{1b}[F\u{7f}\u{1b}[D\u{1b}[D\u{1b}[Dt\u{1b}[C\r");
-    wait_until("an answer", || chat.after(begun).contains(&format!("\n{ANSWER}\r\n")));
-    chat.wait_for_prompt(begun + 40);
+    chat.wait_for_answer(begun);
     // The line before, changed.
     let asked = chat.printed();
     chat.types("\u{1b}[A\u{1b}[D\u{7f}4\r");
-    wait_until("another answer", || chat.after(asked).contains(&format!("\n{ANSWER}\r\n")));
-    wait_until("a prompt", || chat.after(asked).ends_with("> ") || chat.after(asked).contains("\n> "));
+    chat.wait_for_answer(asked);
     let saving = chat.printed();
     chat.types("/save saved.jsonl\r");
     wait_until("a row", || chat.after(saving).contains("messages appended"));

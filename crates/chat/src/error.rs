@@ -52,6 +52,8 @@ impl fmt::Display for RowPlace {
 pub enum DropReason {
     /// The template raised an exception.
     Raised(String),
+    /// The row begins with an answer, and the template renders no prompt before it: its error.
+    BeginsWithAnswer(String),
     /// No token of the row is trained.
     NoTrainedToken,
     /// The row holds private-use characters that mark ranges of text here.
@@ -69,6 +71,9 @@ impl DropReason {
     pub fn name(&self) -> &'static str {
         match self {
             DropReason::Raised(_) => "the template raises an exception",
+            DropReason::BeginsWithAnswer(_) => {
+                "the row begins with an answer, and the template renders no prompt before it"
+            }
             DropReason::NoTrainedToken => "no trained token",
             DropReason::PrivateUse => "private-use characters U+10F8F0 to U+10F8F5, which are reserved here",
             DropReason::ChangedName => "the template changes the name of a special token in the text",
@@ -81,7 +86,9 @@ impl DropReason {
 impl fmt::Display for DropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DropReason::Raised(message) => write!(f, "{}: {}", self.name(), shown(message)),
+            DropReason::Raised(message) | DropReason::BeginsWithAnswer(message) => {
+                write!(f, "{}: {}", self.name(), shown(message))
+            }
             DropReason::JoinedName(name) => write!(f, "{}: {}", self.name(), shown(name)),
             DropReason::TooManyTurns => {
                 write!(

@@ -52,6 +52,9 @@ pub(crate) fn plan_sources(
         Tokenizer::bytes().with_begin_of_document(config.data.begin_of_document)?;
     }
     let grown = growth::planned(sources)?;
+    if let Some((tokenizer, _)) = &grown {
+        corpus::chat::check_few_rows(sources, tokenizer)?;
+    }
     let vocabulary = match (&config.model, &shards, &sources.tokenizer) {
         _ if let Some((tokenizer, _)) = &grown
             && config.model.vocab_size.is_none()

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::terminal::print_error;
+use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
@@ -71,6 +72,11 @@ impl Stop {
     }
 }
 
+/// Ends the command after a signal.
+pub(crate) fn end_at_once() -> ! {
+    signal_hook::low_level::exit(ENDED_AT_ONCE)
+}
+
 /// Ctrl-C in a chat: stops the answer that is being written. A second one before it has ended, and one at
 /// any other time, ends the program.
 #[derive(Clone)]
@@ -89,14 +95,19 @@ impl AnswerStop {
         let mut signals = Signals::new([SIGINT]).map_err(refused)?;
         let state = Arc::new(AtomicU8::new(IDLE));
         let shared = state.clone();
+        // While a line is edited, the terminal shows no keys.
+        let mode = tcgetattr(std::io::stdin()).ok();
         let watch = move || {
             for _ in signals.forever() {
                 let answering =
                     shared.compare_exchange(ANSWERING, ASKED, Ordering::Relaxed, Ordering::Relaxed);
                 if answering.is_err() {
+                    if let Some(mode) = &mode {
+                        let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, mode);
+                    }
                     // The shell's prompt follows on a line of its own.
                     print_error("");
-                    signal_hook::low_level::exit(ENDED_AT_ONCE);
+                    end_at_once();
                 }
             }
         };

@@ -16,7 +16,13 @@ pub(super) fn samples(
     let mut samples_bytes = 0_usize;
     let whole = renderer.whole.text.as_str();
     for &at in trained {
-        let prompt = renderer.first(at, true)?;
+        let prompt = renderer.first(at, true).map_err(|failure| match failure {
+            // Templates may read the first message, which the prompt lacks.
+            RowFailure::Error(error) if at == 0 => {
+                RowFailure::Drop(DropReason::BeginsWithAnswer(error.problem))
+            }
+            other => other,
+        })?;
         let answered = renderer.first(at + 1, false)?;
         if !answered.starts_with(&prompt, whole) {
             return Err(no_prefix(&renderer, at, &prompt.text(whole, 0), &answered.text(whole, 0)));

@@ -1,4 +1,7 @@
 //! Answers that the template marks with `{% generation %}`.
+//!
+//! A block may lie in a macro or a filter, call or set block. Its range is that of its text, as with prefixes;
+//! transformers counts from the text before the outer block, and is wrong by what precedes it there.
 
 use std::ops::Range;
 
@@ -104,4 +107,76 @@ fn unknown_answer(renderer: &Renderer<'_>) -> RowFailure {
         ),
         "write blocks only around text of answers, or train on all of them",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::mask::{Mask, MaskOptions, Method, TrainOn, samples};
+    use crate::row::{ChatRow, RowFormat, read_row};
+    use crate::template::{Template, TemplateSettings, Templates};
+    use crate::{ChatError, RowFailure};
+
+    fn mask(source: &str) -> Result<Mask, RowFailure> {
+        let turns = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": " b\nc "},
+            {"role": "user", "content": "d"}, {"role": "assistant", "content": "e"}]);
+        let row = json!({"messages": turns});
+        let Some(Ok(ChatRow::Chat(row))) = row.as_object().map(|row| read_row(RowFormat::Messages, row))
+        else {
+            panic!("no conversation");
+        };
+        let template = Template::compile(source, "nested", &TemplateSettings::default())?;
+        samples(
+            &row,
+            &Templates::of(template),
+            &MaskOptions::new(TrainOn::Assistant, &["<END>"], &["<END>"])?,
+        )
+    }
+
+    /// Templates whose blocks lie in another one: `{% generation %}` stands for SPAN, its end for NAPS.
+    const NESTED: [&str; 6] = [
+        "{% filter upper %}[{{ m.role }}]SPAN{{ m.content }}<END>NAPS{% endfilter %}",
+        "{% filter trim %} [{{ m.role }}]SPAN{{ m.content }}<END>NAPS {% endfilter %}",
+        "{% filter indent %}[{{ m.role }}]SPAN{{ m.content }}<END>NAPS{% endfilter %}",
+        "{% filter replace('b', 'bb') %}[{{ m.role }}]SPAN{{ m.content }}<END>NAPS{% endfilter %}",
+        "{% set turn %}[{{ m.role }}]SPAN{{ m.content }}<END>NAPS{% endset %}{{ turn }}",
+        "{{ turn(m) | trim }}",
+    ];
+    const MACRO: &str = "{% macro turn(m) %} [{{ m.role }}]SPAN{{ m.content }}<END>NAPS {% endmacro %}";
+
+    #[test]
+    fn blocks_in_filters_sets_and_macros_have_the_ranges_of_prefixes() {
+        for nested in NESTED {
+            let prompt = if nested.contains("upper") { "[ASSISTANT]" } else { "[assistant]" };
+            let source = format!(
+                "{MACRO}{{% for m in messages %}}{nested}{{% endfor %}}{{% if add_generation_prompt %}}{prompt}{{% endif %}}"
+            );
+            let spans = source.replace("SPAN", "{% generation %}").replace("NAPS", "{% endgeneration %}");
+            let prefixes = mask(&source.replace("SPAN", "").replace("NAPS", "")).expect("prefixes");
+            // The blocks of users are no answers.
+            let spans = spans.replace("{% generation %}", "{% if m.role == 'assistant' %}{% generation %}");
+            let user = "{% endgeneration %}{% else %}{{ m.content }}<END>{% endif %}";
+            let spans = mask(&spans.replace("{% endgeneration %}", user)).expect("spans");
+            assert_eq!((prefixes.method, spans.method), (Method::Prefixes, Method::Spans), "{nested}");
+            assert_eq!(spans.samples, prefixes.samples, "{nested}");
+        }
+    }
+
+    #[test]
+    fn a_block_whose_text_is_cut_or_turned_around_is_refused_by_name() {
+        for nested in [
+            "{% filter reverse %}SPAN{{ m.content }}<END>NAPS{% endfilter %}",
+            "{% set turn %}SPAN{{ m.content }}<END>NAPS{% endset %}{{ turn[:4] }}",
+            "{% filter trim %}SPAN{{ m.content }}NAPS{% endfilter %}<END>",
+        ] {
+            let nested = nested.replace("SPAN", "{% generation %}").replace("NAPS", "{% endgeneration %}");
+            match mask(&format!("{{% for m in messages %}}{nested}{{% endfor %}}")) {
+                Err(RowFailure::Error(ChatError { problem, .. })) => {
+                    assert!(problem.ends_with("is changed after it"), "{problem}");
+                }
+                other => panic!("{nested}: {other:?}"),
+            }
+        }
+    }
 }

@@ -23,6 +23,17 @@ pub enum Role {
 impl Role {
     const ALL: [Role; 5] = [Role::System, Role::Developer, Role::User, Role::Assistant, Role::Tool];
 
+    /// Name with an article, for messages of errors.
+    fn with_article(self) -> &'static str {
+        match self {
+            Role::System => "a system",
+            Role::Developer => "a developer",
+            Role::User => "a user",
+            Role::Assistant => "an assistant",
+            Role::Tool => "a tool",
+        }
+    }
+
     /// Name in messages.
     pub fn name(self) -> &'static str {
         match self {
@@ -220,7 +231,7 @@ fn trained(turn: &Value) -> Result<bool, ChatError> {
 
 /// Content is text or a list of text parts; an answer may have calls or thoughts instead.
 fn check_content(role: Role, keys: &Map<String, Value>) -> Result<(), ChatError> {
-    let name = role.name();
+    let name = role.with_article();
     match keys.get("content") {
         Some(Value::String(_)) => Ok(()),
         Some(Value::Array(parts)) => {
@@ -233,7 +244,7 @@ fn check_content(role: Role, keys: &Map<String, Value>) -> Result<(), ChatError>
                 Some(other) => format!("a part of type {}", shown(other)),
                 None => format!("a part that is {} without type and text", kind(Some(part))),
             };
-            let problem = format!("the content of a {name} message has {found}");
+            let problem = format!("the content of {name} message has {found}");
             Err(ChatError::new(problem, "parts are {\"type\": \"text\", \"text\": ...}"))
         }
         None => {
@@ -242,11 +253,11 @@ fn check_content(role: Role, keys: &Map<String, Value>) -> Result<(), ChatError>
             if role == Role::Assistant && (has("tool_calls") || has_thoughts) {
                 return Ok(());
             }
-            let problem = format!("a {name} message has no content (its keys are {})", names(keys.keys()));
+            let problem = format!("{name} message has no content (its keys are {})", names(keys.keys()));
             Err(ChatError::new(problem, "give content, or tool_calls of an assistant"))
         }
         other => Err(ChatError::new(
-            format!("the content of a {name} message is {}", kind(other)),
+            format!("the content of {name} message is {}", kind(other)),
             "it is a string or a list of text parts",
         )),
     }

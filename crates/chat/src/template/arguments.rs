@@ -3,7 +3,7 @@
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, Value};
 
-use super::refuse;
+use super::{lazy, python, refuse};
 
 /// Arguments bound to `N` names.
 pub(super) struct Arguments<const N: usize> {
@@ -65,9 +65,16 @@ pub(super) fn is_true(value: Option<&Value>, default: bool) -> bool {
     value.map_or(default, Value::is_true)
 }
 
-/// `value`, if Python can iterate over it.
+/// `value`, if Python can iterate over it; a list of the items of a generator or view.
+///
+/// # Errors
+/// A value that Python does not iterate, or a generator a second time.
 pub(super) fn iterate(value: Value) -> Result<Value, Error> {
+    if let Some(items) = lazy::taken(&value)? {
+        return Ok(items);
+    }
     match value.kind() {
+        _ if python::is_opaque(&value) => Err(refuse("a namespace or macro is iterated")),
         ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Plain => {
             Err(refuse(format!("a value that is no list is iterated ({})", value.kind())))
         }

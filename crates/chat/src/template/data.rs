@@ -9,7 +9,7 @@ use minijinja::value::{Enumerator, Object, ObjectRepr, Tuple};
 use minijinja::{Error, ErrorKind, State, Value};
 use serde_json::Map;
 
-use super::{arguments::Arguments, python, refuse};
+use super::{arguments::Arguments, lazy::LazyKind, python, refuse};
 
 /// Texts of a row as a template gets them.
 pub(super) trait Texts {
@@ -146,10 +146,15 @@ impl Object for Dict {
     }
 }
 
+/// Keys and values of a dictionary, as tuples.
+pub(super) fn pairs(dict: &Value) -> Result<Vec<Value>, Error> {
+    let pair = |key: Value| Tuple::from([key.clone(), dict.get_item(&key).unwrap_or_default()]).into();
+    Ok(dict.try_iter()?.map(pair).collect())
+}
+
 /// Calls a method of a dictionary.
 pub(super) fn dict_method(dict: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let keys = || dict.try_iter().map(|keys| keys.collect::<Vec<Value>>());
-    let item = |key: &Value| dict.get_item(key).unwrap_or_default();
     match method {
         "get" => {
             let [key, default] = Arguments::new(method, args, ["key", "default"])?.values();
@@ -159,16 +164,16 @@ pub(super) fn dict_method(dict: &Value, method: &str, args: &[Value]) -> Result<
         }
         "items" => {
             Arguments::new(method, args, [])?;
-            let pair = |key: Value| Value::from(Tuple::from([key.clone(), item(&key)]));
-            Ok(Value::from(keys()?.into_iter().map(pair).collect::<Vec<_>>()))
+            Ok(LazyKind::View.value(pairs(dict)?))
         }
         "keys" => {
             Arguments::new(method, args, [])?;
-            Ok(Value::from(keys()?))
+            Ok(LazyKind::View.value(keys()?))
         }
         "values" => {
             Arguments::new(method, args, [])?;
-            Ok(Value::from(keys()?.iter().map(item).collect::<Vec<_>>()))
+            Ok(LazyKind::View
+                .value(keys()?.iter().map(|key| dict.get_item(key).unwrap_or_default()).collect()))
         }
         "copy" => {
             Arguments::new(method, args, [])?;

@@ -5,7 +5,9 @@ use minijinja::value::Rest;
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, Value};
 
 use super::arguments::text;
-use super::{Date, FUEL, filters, methods, predicates, python, source, work};
+use super::{
+    Date, FUEL, attributes, filters, generators, methods, order, predicates, python, sorting, source, work,
+};
 use crate::error::shown;
 
 /// An environment with the filters, tests, functions and methods of transformers' environment.
@@ -25,7 +27,10 @@ pub(super) fn environment(today: Date) -> Environment<'static> {
     });
     environment
         .set_unknown_method_callback(|state, value, name, args| methods::call(state, value, name, args));
-    work::add(&mut environment);
+    order::add(&mut environment);
+    sorting::add(&mut environment);
+    generators::add(&mut environment);
+    attributes::add(&mut environment);
     filters::add(&mut environment);
     predicates::add(&mut environment);
     environment.remove_global("debug");

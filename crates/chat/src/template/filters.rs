@@ -5,8 +5,9 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, State, Value};
 
 use super::arguments::{Arguments, integer, is_true, iterate, text};
+use super::lazy::{Lazy, LazyKind};
 use super::marks::SPAN;
-use super::{data, json, operands, python, refuse, source, strings, work};
+use super::{case, data, json, operands, python, refuse, source, strings, work};
 
 /// Filters of `minijinja` without a counterpart of the same meaning in Jinja2.
 const REMOVED: [&str; 11] =
@@ -30,17 +31,19 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     add("string", |state, args| Ok(Value::from(subject(state, "string", args)?)));
     add("upper", |state, args| Ok(Value::from(subject(state, "upper", args)?.to_uppercase())));
     add("lower", |state, args| Ok(Value::from(subject(state, "lower", args)?.to_lowercase())));
-    add("capitalize", |state, args| {
-        Ok(Value::from(python::capitalize(&subject(state, "capitalize", args)?)))
-    });
-    add("title", |state, args| Ok(Value::from(title(&subject(state, "title", args)?))));
+    add("capitalize", |state, args| Ok(Value::from(case::capitalize(&subject(state, "capitalize", args)?))));
+    add("title", |state, args| Ok(Value::from(case::title_words(&subject(state, "title", args)?))));
     add("trim", trim);
     add("indent", indent);
     add("length", |_, args| length(args));
     add("count", |_, args| length(args));
     add("first", |_, args| Ok(iterate(one("first", args)?)?.try_iter()?.next().unwrap_or_default()));
     add("last", |state, args| {
-        let value = iterate(one("last", args)?)?;
+        let value = one("last", args)?;
+        if value.downcast_object_ref::<Lazy>().map(Lazy::kind) == Some(LazyKind::Generator) {
+            return Err(refuse("last: Python does not reverse a generator: add `|list` to it"));
+        }
+        let value = iterate(value)?;
         pay_for_items(state, &value)?;
         Ok(value.try_iter()?.last().unwrap_or_default())
     });
@@ -93,7 +96,7 @@ pub(super) fn add(environment: &mut Environment<'static>) {
 }
 
 /// Arguments as methods get them: those with names come last, as one value.
-fn all(args: Rest<Value>, kwargs: Kwargs) -> Vec<Value> {
+pub(super) fn all(args: Rest<Value>, kwargs: Kwargs) -> Vec<Value> {
     let mut args = args.0;
     if kwargs.args().next().is_some() {
         args.push(Value::from(kwargs));
@@ -176,7 +179,7 @@ fn indent(state: &State, args: &[Value]) -> Result<Value, Error> {
 
 fn length(args: &[Value]) -> Result<Value, Error> {
     let value = one("length", args)?;
-    match value.len() {
+    match value.len().filter(|_| !python::is_opaque(&value)) {
         Some(len) => Ok(Value::from(len)),
         None if value.is_undefined() => Ok(Value::from(0)),
         None => Err(refuse(format!("length of a value without one ({})", value.kind()))),
@@ -186,8 +189,8 @@ fn length(args: &[Value]) -> Result<Value, Error> {
 fn items(args: &[Value]) -> Result<Value, Error> {
     let value = one("items", args)?;
     match value.kind() {
-        ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
-        ValueKind::Map => data::dict_method(&value, "items", &[]),
+        ValueKind::Undefined => Ok(LazyKind::Generator.value(Vec::new())),
+        ValueKind::Map if !python::is_opaque(&value) => Ok(LazyKind::Generator.value(data::pairs(&value)?)),
         other => Err(refuse(format!("items of a value that is no dictionary ({other})"))),
     }
 }
@@ -202,9 +205,17 @@ fn default(args: &[Value]) -> Result<Value, Error> {
     }
 }
 
+/// The value that a filter converts.
+fn defined(filter: &str, value: Option<Value>) -> Result<Value, Error> {
+    value
+        .filter(|value| !value.is_undefined())
+        .ok_or_else(|| refuse(format!("{filter}: the value is undefined")))
+}
+
 fn int(args: &[Value]) -> Result<Value, Error> {
     let [value, default] = Arguments::new("int", args, ["value", "default"])?.values();
-    let (value, default) = (value.unwrap_or_default(), default.unwrap_or_else(|| Value::from(0)));
+    let value = defined("int", value)?;
+    let default = default.unwrap_or_else(|| Value::from(0));
     if value.kind() == ValueKind::Bool {
         return Ok(Value::from(i64::from(value.is_true())));
     }
@@ -230,7 +241,8 @@ fn int(args: &[Value]) -> Result<Value, Error> {
 
 fn float(args: &[Value]) -> Result<Value, Error> {
     let [value, default] = Arguments::new("float", args, ["value", "default"])?.values();
-    let (value, default) = (value.unwrap_or_default(), default.unwrap_or_else(|| Value::from(0.0)));
+    let value = defined("float", value)?;
+    let default = default.unwrap_or_else(|| Value::from(0.0));
     let number = match (value.as_str(), value.kind()) {
         (Some(string), _) => read_float(strings::strip(string, None, true, true))?,
         (_, ValueKind::Bool) => Some(if value.is_true() { 1.0 } else { 0.0 }),
@@ -245,6 +257,10 @@ fn read_float(digits: &str) -> Result<Option<f64>, Error> {
     let number: Option<f64> = digits.parse().ok();
     match number {
         Some(number) if !number.is_finite() => Err(refuse("a number that is not finite is not supported")),
+        // Python reads digits of all scripts.
+        None if digits.contains(|c: char| !c.is_ascii() && c.is_numeric()) => {
+            Err(refuse("numbers with digits other than 0 to 9 are not supported"))
+        }
         None if digits.contains('_') && digits.contains(|c: char| c.is_ascii_digit()) => {
             Err(refuse("numbers with underscores are not supported"))
         }
@@ -266,22 +282,6 @@ fn round(args: &[Value]) -> Result<Value, Error> {
     let places = usize::try_from(precision).unwrap_or_default();
     let rounded: f64 = format!("{number:.places$}").parse().unwrap_or(number);
     Ok(Value::from(rounded))
-}
-
-/// The filter `title`: a capital at the start of each word, all others small.
-fn title(string: &str) -> String {
-    let mut out = String::new();
-    let mut is_inside = false;
-    for c in string.chars() {
-        let separates = python::is_space(c) || "-({[<".contains(c);
-        if is_inside {
-            out.extend(c.to_lowercase())
-        } else {
-            out.extend(c.to_uppercase())
-        }
-        is_inside = !separates;
-    }
-    out
 }
 
 /// A dictionary of the template with Python's methods, if its keys are text.
@@ -306,11 +306,11 @@ pub(super) fn dict(args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     };
     let given = match &args[..] {
         [] => None,
-        [one] => Some(one),
+        [one] => Some(if one.kind() == ValueKind::Map { one.clone() } else { iterate(one.clone())? }),
         _ => return Err(refuse("dict takes one dictionary or list of pairs, and names")),
     };
-    for item in given.map(Value::try_iter).transpose()?.into_iter().flatten() {
-        let (key, value) = match given {
+    for item in given.as_ref().map(Value::try_iter).transpose()?.into_iter().flatten() {
+        let (key, value) = match &given {
             Some(map) if map.kind() == ValueKind::Map => (item.clone(), map.get_item(&item)?),
             _ => (item.get_item_by_index(0)?, item.get_item_by_index(1)?),
         };
@@ -326,7 +326,7 @@ pub(super) fn dict(args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
 const MAX_RANGE: i64 = 100_000;
 
 /// The function `range`.
-pub(super) fn range(args: Rest<Value>) -> Result<Value, Error> {
+pub(super) fn range(state: &State, args: Rest<Value>) -> Result<Value, Error> {
     let numbers =
         args.iter().map(|value| integer("range", Some(value), 0)).collect::<Result<Vec<i64>, _>>()?;
     let (start, stop, step) = match numbers[..] {
@@ -341,6 +341,7 @@ pub(super) fn range(args: Rest<Value>) -> Result<Value, Error> {
     if len > i128::from(MAX_RANGE) {
         return Err(refuse(format!("range of {len} numbers: at most {MAX_RANGE} are allowed")));
     }
+    state.consume_fuel(u64::try_from(len).unwrap_or_default() / 16)?;
     let numbers = (0..len).map(|at| Value::from(i64::try_from(from + at * by).unwrap_or_default()));
-    Ok(Value::from(numbers.collect::<Vec<_>>()))
+    Ok(LazyKind::Range.value(numbers.collect()))
 }

@@ -4,7 +4,7 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, State, Value};
 
 use super::arguments::{Arguments, integer, is_true};
-use super::{python, refuse, work};
+use super::{lazy, python, refuse, work};
 
 /// The filter `tojson`.
 pub(super) fn tojson(state: &State, args: &[Value]) -> Result<Value, Error> {
@@ -75,7 +75,7 @@ impl Dump<'_> {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => self.out.push_str(&value.to_string()),
-            ValueKind::Map => self.write_map(value, depth)?,
+            ValueKind::Map if !python::is_opaque(value) => self.write_map(value, depth)?,
             _ if python::is_list(value) => {
                 let items: Vec<Value> = value.try_iter()?.collect();
                 self.out.push('[');
@@ -87,6 +87,9 @@ impl Dump<'_> {
                 self.out.push(']');
             }
             ValueKind::Undefined => return Err(refuse("tojson: the value is undefined")),
+            _ if lazy::is_lazy(value) => {
+                return Err(refuse("tojson: the value is an iterator: add `|list` to it"));
+            }
             other => return Err(refuse(format!("tojson: the value is a {other}"))),
         }
         Ok(())

@@ -4,13 +4,13 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::arguments::{Arguments, integer, is_true, iterate, text};
-use super::{data, python, refuse, strings, work};
+use super::{case, data, python, refuse, strings, work};
 
 /// Calls a method of a value that has no methods of its own.
 pub(super) fn call(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match (value.as_str(), value.kind()) {
         (Some(string), _) => string_method(state, string, method, args),
-        (None, ValueKind::Map) => data::dict_method(value, method, args),
+        (None, ValueKind::Map) if !python::is_opaque(value) => data::dict_method(value, method, args),
         (None, _) if python::is_list(value) => list_method(state, value, method, args),
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }
@@ -166,8 +166,8 @@ fn without_arguments(string: &str, method: &str, args: &[Value]) -> Result<Value
     let value = match method {
         "upper" => Value::from(string.to_uppercase()),
         "lower" => Value::from(string.to_lowercase()),
-        "capitalize" => Value::from(python::capitalize(string)),
-        "title" => Value::from(title(string)),
+        "capitalize" => Value::from(case::capitalize(string)),
+        "title" => Value::from(case::title(string)),
         "swapcase" if string.is_ascii() => {
             let swap = |c: char| {
                 if c.is_ascii_uppercase() { c.to_ascii_lowercase() } else { c.to_ascii_uppercase() }
@@ -181,8 +181,12 @@ fn without_arguments(string: &str, method: &str, args: &[Value]) -> Result<Value
             Value::from(all(|c| c.is_ascii_digit()))
         }
         "isascii" => Value::from(string.is_ascii()),
-        "islower" => Value::from(has(char::is_lowercase) && !has(char::is_uppercase)),
-        "isupper" => Value::from(has(char::is_uppercase) && !has(char::is_lowercase)),
+        "islower" => {
+            Value::from(has(char::is_lowercase) && !has(char::is_uppercase) && !has(case::is_titlecase))
+        }
+        "isupper" => {
+            Value::from(has(char::is_uppercase) && !has(char::is_lowercase) && !has(case::is_titlecase))
+        }
         "swapcase" | "isalpha" | "isalnum" | "isdigit" | "isnumeric" | "isdecimal" => {
             return Err(refuse(format!("{method}() of text that is not ASCII is not supported")));
         }
@@ -241,19 +245,4 @@ fn split_lines(string: &str, keep_ends: bool) -> Vec<Value> {
         lines.push(Value::from(rest));
     }
     lines
-}
-
-/// `str.title`: a capital after each character that has no case.
-fn title(string: &str) -> String {
-    let mut is_inside = false;
-    let mut out = String::new();
-    for c in string.chars() {
-        if is_inside {
-            out.extend(c.to_lowercase())
-        } else {
-            out.extend(c.to_uppercase())
-        }
-        is_inside = c.is_lowercase() || c.is_uppercase();
-    }
-    out
 }

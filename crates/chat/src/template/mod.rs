@@ -11,24 +11,31 @@
 //! Deliberately absent: inheritance and includes; string formatting with `%`; integers beyond 128 bits.
 
 mod arguments;
+mod attributes;
 mod attribution;
+mod case;
 mod chatml;
 mod data;
 mod date;
 mod environment;
 mod filters;
 mod folder;
+mod generators;
 mod json;
+mod lazy;
 mod marks;
 mod methods;
 mod nesting;
 mod operands;
+mod order;
 mod predicates;
 mod prefix;
 mod prepared;
 mod probe;
 mod python;
+mod refusals;
 mod scan;
+mod sorting;
 mod source;
 mod strings;
 mod words;
@@ -207,17 +214,25 @@ impl Template {
         add_generation_prompt: bool,
     ) -> Result<Rendering, RowFailure> {
         let plain = self.run(&prepared.plain, len, add_generation_prompt)?;
-        let mut rendering = marks::remove_spans(&plain).ok_or(RowFailure::Drop(DropReason::PrivateUse))?;
+        let changed = || {
+            RowFailure::Error(ChatError::new(
+                format!(
+                    "chat template {}: the text of a generation block is changed after it",
+                    self.location
+                ),
+                "write the block where its text is printed",
+            ))
+        };
+        let mut rendering = marks::remove_spans(&plain).ok_or_else(|| match self.is_generation_nested {
+            true => changed(),
+            false => RowFailure::Drop(DropReason::PrivateUse),
+        })?;
         if self.is_generation_nested {
             // The marks of spans may change what the template does with the text around them.
             let mut unmarked = self.clone();
             unmarked.environment.add_filter(source::SPAN_FILTER, |text: Value| text);
             if unmarked.run(&prepared.plain, len, add_generation_prompt)? != rendering.text {
-                let problem = "the text of a generation block is changed after it";
-                return Err(RowFailure::Error(ChatError::new(
-                    format!("chat template {}: {problem}", self.location),
-                    "write the block where its text is printed",
-                )));
+                return Err(changed());
             }
         }
         if let Some(marked) = &prepared.marked {

@@ -1,8 +1,8 @@
 //! Operands that pass through filters: those of comparisons, which pay for what is compared; those of `~`,
 //! which become text as in Python; what a loop runs over; and what a namespace stores.
 
+use super::order::{COMPARED_FILTER, NUMBER_FILTER};
 use super::scan::{TagKind, TemplateToken};
-use super::work::COMPARED_FILTER;
 
 /// Filter that refuses what Python cannot iterate.
 pub(super) const ITERATE_FILTER: &str = "xtrain_iterate";
@@ -12,10 +12,12 @@ pub(super) const TEXT_FILTER: &str = "xtrain_text";
 pub(super) const DEPTH_FILTER: &str = "xtrain_depth";
 
 /// Tokens of a tag without white space, each with its position in the output.
-type Placed = [(TemplateToken, usize)];
+pub(super) type Placed = [(TemplateToken, usize)];
 
-/// Operators of comparisons, beside `in` and `not in`.
-const COMPARISONS: [&str; 6] = ["==", "!=", "<", "<=", ">", ">="];
+/// Operators of comparisons that compare any two values.
+const EQUALITIES: [&str; 2] = ["==", "!="];
+/// Operators of comparisons that refuse some values, with the tests that do the same; beside `not in`.
+const ORDERS: [(&str, &str); 5] = [("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge"), ("in", "in")];
 /// Tokens between expressions, beside names such as `and`.
 const SEPARATORS: [&str; 3] = [",", ":", "="];
 
@@ -27,7 +29,31 @@ struct Level {
     /// True for a dictionary, whose keys are compared.
     is_dict: bool,
     comparison: Chain,
+    /// Operators of the comparison.
+    operators: Vec<usize>,
     concatenation: Chain,
+}
+
+/// Text around the tokens of an operand.
+struct Wrapping {
+    operand: (usize, usize),
+    open: &'static str,
+    close: String,
+}
+
+impl Wrapping {
+    fn filter(operand: (usize, usize), filter: &str) -> Wrapping {
+        Wrapping { operand, open: "(", close: format!(")|{filter}") }
+    }
+}
+
+/// Changes of the tokens of a tag.
+#[derive(Default)]
+struct Changes {
+    /// The inner ones first.
+    wrapped: Vec<Wrapping>,
+    /// Texts of operators.
+    operators: Vec<(usize, String)>,
 }
 
 /// Operands of a chain of operators of one kind: first and last token of each.
@@ -57,7 +83,7 @@ impl Chain {
 
 /// Passes the operands of comparisons and of `~` through filters.
 pub(super) fn pass(tokens: &Placed, statement: Option<&str>, out: &mut [String]) {
-    let mut wrapped: Vec<((usize, usize), &str)> = Vec::new();
+    let mut changes = Changes::default();
     let mut levels = vec![Level::default()];
     let mut awaits_in = statement == Some("for");
     for at in usize::from(statement.is_some())..tokens.len() {
@@ -83,7 +109,7 @@ pub(super) fn pass(tokens: &Placed, statement: Option<&str>, out: &mut [String])
             let compares_all = is_before(1, "changed") && is_before(2, ".");
             levels.push(Level { compares_all, is_dict: token.is("{"), ..Level::default() });
         } else if is_operator(&[")", "]", "}"]) {
-            finish(level, tokens, &mut wrapped, false);
+            finish(level, tokens, &mut changes, false);
             levels.pop();
             if let Some(level) = levels.last_mut() {
                 level.comparison.extend(at);
@@ -91,9 +117,17 @@ pub(super) fn pass(tokens: &Placed, statement: Option<&str>, out: &mut [String])
             }
         } else if is_word(&["in"]) && is_top && std::mem::take(&mut awaits_in) {
             *level = Level::default();
-        } else if is_operator(&COMPARISONS) || negates_in || is_word(&["in"]) {
-            text(level, tokens, &mut wrapped);
+        } else if is_operator(&EQUALITIES)
+            || is_operator(&["<", "<=", ">", ">="])
+            || negates_in
+            || is_word(&["in"])
+        {
+            text(level, tokens, &mut changes);
             level.comparison.next_operand();
+            // `not in` is one operator.
+            if level.operators.last().is_none_or(|&last| last + 1 != at || !tokens[last].0.is("not")) {
+                level.operators.push(at);
+            }
         } else if is_operator(&["~"]) {
             level.concatenation.next_operand();
             level.comparison.extend(at);
@@ -102,11 +136,11 @@ pub(super) fn pass(tokens: &Placed, statement: Option<&str>, out: &mut [String])
             || is_word(&["recursive"]) && is_top && statement == Some("for")
         {
             let is_key = level.is_dict && token.is(":");
-            finish(level, tokens, &mut wrapped, is_key);
+            finish(level, tokens, &mut changes, is_key);
         } else {
             let is_binary = is_operator(&["+", "-"]) && before(1).is_some_and(ends_operand);
             if is_binary {
-                text(level, tokens, &mut wrapped);
+                text(level, tokens, &mut changes);
             } else {
                 level.concatenation.extend(at);
             }
@@ -114,34 +148,57 @@ pub(super) fn pass(tokens: &Placed, statement: Option<&str>, out: &mut [String])
         }
     }
     for level in levels.iter_mut().rev() {
-        finish(level, tokens, &mut wrapped, false);
+        finish(level, tokens, &mut changes, false);
     }
-    for ((first, last), filter) in wrapped {
-        out[tokens[first].1].insert(0, '(');
-        out[tokens[last].1].push_str(&format!(")|{filter}"));
+    for (at, operator) in changes.operators {
+        out[tokens[at].1] = operator;
+    }
+    for Wrapping { operand: (first, last), open, close } in changes.wrapped {
+        out[tokens[first].1].insert_str(0, open);
+        out[tokens[last].1].push_str(&close);
     }
 }
 
 /// Ends the expression of a level.
-fn finish(level: &mut Level, tokens: &Placed, wrapped: &mut Vec<((usize, usize), &str)>, is_key: bool) {
-    text(level, tokens, wrapped);
+fn finish(level: &mut Level, tokens: &Placed, changes: &mut Changes, is_key: bool) {
+    text(level, tokens, changes);
     let whole = level.comparison.open.filter(|_| level.comparison.done.is_empty());
     let operands = level.comparison.finish();
+    let operators = std::mem::take(&mut level.operators);
+    if operators.iter().any(|&at| EQUALITIES.iter().all(|equality| !tokens[at].0.is(equality))) {
+        return ordered(tokens, &operands, &operators, changes);
+    }
     let are_literal = |pair: &[(usize, usize)]| pair.iter().any(|&operand| is_literal(operand, tokens));
     let is_cheap = operands.windows(2).all(are_literal);
     let compared =
         operands.into_iter().filter(|_| !is_cheap).chain(whole.filter(|_| is_key || level.compares_all));
-    wrapped.extend(
-        compared.filter(|&operand| !is_literal(operand, tokens)).map(|operand| (operand, COMPARED_FILTER)),
-    );
+    let compared = compared.filter(|&operand| !is_literal(operand, tokens));
+    changes.wrapped.extend(compared.map(|operand| Wrapping::filter(operand, COMPARED_FILTER)));
+}
+
+/// Turns a comparison with `<` or `in` into a test. A chain of them, which would need an operand twice, is
+/// left to numbers.
+fn ordered(tokens: &Placed, operands: &[(usize, usize)], operators: &[usize], changes: &mut Changes) {
+    let (&[first, second], &[at]) = (operands, operators) else {
+        changes.wrapped.extend(operands.iter().map(|&operand| Wrapping::filter(operand, NUMBER_FILTER)));
+        return;
+    };
+    let is_negated = tokens[at].0.is("not");
+    let test = ORDERS.iter().find(|(operator, _)| tokens[at].0.is(operator)).map_or("in", |(_, test)| test);
+    changes.operators.push((at, format!(") is {}{test}(", if is_negated { "not " } else { "" })));
+    if is_negated {
+        changes.operators.push((at + 1, String::new()));
+    }
+    let operand = (first.0, second.1);
+    changes.wrapped.push(Wrapping { operand, open: "((", close: "))".to_owned() });
 }
 
 /// Ends a chain of `~`.
-fn text(level: &mut Level, tokens: &Placed, wrapped: &mut Vec<((usize, usize), &str)>) {
+fn text(level: &mut Level, tokens: &Placed, changes: &mut Changes) {
     let is_text =
         |(first, last): (usize, usize)| first == last && matches!(tokens[first].0.kind, TagKind::Text(_));
     let operands = level.concatenation.finish().into_iter().filter(|&operand| !is_text(operand));
-    wrapped.extend(operands.map(|operand| (operand, TEXT_FILTER)));
+    changes.wrapped.extend(operands.map(|operand| Wrapping::filter(operand, TEXT_FILTER)));
 }
 
 /// True for an operand that names no variable.
@@ -151,6 +208,8 @@ fn is_literal((first, last): (usize, usize), tokens: &Placed) -> bool {
     tokens[first..=last].iter().all(|(token, _)| match token.kind {
         TagKind::Name => NAMES.contains(&token.text.as_str()),
         TagKind::Operator => OPERATORS.contains(&token.text.as_str()),
+        // A float may print with an exponent, and is an object then.
+        TagKind::Number => !token.text.contains(['.', 'e', 'E']),
         _ => true,
     })
 }
@@ -197,5 +256,15 @@ pub(super) fn pass_stored(tokens: &Placed, out: &mut [String]) {
     if let (true, Some((_, last))) = (has_attribute && equals + 1 < tokens.len(), tokens.last()) {
         out[tokens[equals].1].push_str(" (");
         out[*last].push_str(&format!(")|{DEPTH_FILTER} "));
+    }
+}
+
+/// True for a token after which `[` looks an item up.
+pub(super) fn is_operand(token: &TemplateToken) -> bool {
+    const WORDS: [&str; 8] = ["in", "not", "and", "or", "is", "if", "else", "elif"];
+    match &token.kind {
+        TagKind::Name => !WORDS.contains(&token.text.as_str()),
+        TagKind::Text(_) => true,
+        _ => token.is(")") || token.is("]"),
     }
 }

@@ -5,6 +5,7 @@ use minijinja::value::{ObjectRepr, ValueKind};
 use minijinja::{Environment, Error, State, Value};
 
 use super::data::BoundMethod;
+use super::lazy::{self, Lazy};
 use super::python;
 
 /// Tests of `minijinja` that Jinja2 lacks.
@@ -27,18 +28,19 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     add("number", |value| {
         matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || python::as_float(value).is_some()
     });
-    add("mapping", |value| value.kind() == ValueKind::Map);
+    add("mapping", is_mapping);
     // What has a length and items; undefined has both.
     add("sequence", |value| {
-        let has_items = matches!(value.kind(), ValueKind::Map | ValueKind::Undefined);
-        has_items || value.as_str().is_some() || python::is_list(value)
+        let has_items = is_mapping(value) || value.is_undefined();
+        let is_range = value.downcast_object_ref::<Lazy>().is_some_and(Lazy::is_sequence);
+        has_items || is_range || value.as_str().is_some() || python::is_list(value)
     });
     add("iterable", |value| {
         let is_single = matches!(
             value.kind(),
             ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Plain | ValueKind::Invalid
         );
-        !is_single
+        lazy::is_lazy(value) || !is_single && !python::is_opaque(value)
     });
     // Calling undefined is what fails, in Jinja2.
     add("callable", |value| value.is_undefined() || is_callable(value));
@@ -52,9 +54,13 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     add("upper", char::is_uppercase, char::is_lowercase);
 }
 
+fn is_mapping(value: &Value) -> bool {
+    value.kind() == ValueKind::Map && !python::is_opaque(value)
+}
+
 /// True for values that can be called.
 fn is_callable(value: &Value) -> bool {
     let is_plain = value.as_object().is_some_and(|object| object.repr() == ObjectRepr::Plain);
     value.downcast_object_ref::<BoundMethod>().is_some()
-        || is_plain && value.downcast_object_ref::<python::Float>().is_none()
+        || is_plain && !lazy::is_lazy(value) && value.downcast_object_ref::<python::Float>().is_none()
 }

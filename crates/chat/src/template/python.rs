@@ -1,13 +1,14 @@
 //! `str` and `repr` of Python, and Python's white space.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
-use minijinja::value::{Object, ObjectRepr, ValueKind};
+use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, State, Value};
 
-use super::refuse;
 use super::work::{self, MAX_DEPTH};
+use super::{lazy, refuse};
 
 /// A float that prints with an exponent.
 #[derive(Debug)]
@@ -22,8 +23,37 @@ impl Object for Float {
         self.0 != 0.0
     }
 
+    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
+        other.downcast_ref::<Self>().map(|other| self.0.total_cmp(&other.0))
+    }
+
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&float(self.0))
+    }
+}
+
+/// A group of items: a pair whose parts have names.
+#[derive(Debug)]
+pub(super) struct ItemGroup {
+    pub(super) grouper: Value,
+    pub(super) items: Vec<Value>,
+}
+
+impl Object for ItemGroup {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        match (key.as_str(), key.as_i64()) {
+            (Some("grouper"), _) | (_, Some(0 | -2)) => Some(self.grouper.clone()),
+            (Some("list"), _) | (_, Some(1 | -1)) => Some(self.items.clone().into()),
+            _ => None,
+        }
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(2)
     }
 }
 
@@ -87,7 +117,7 @@ fn write(
         ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
         ValueKind::Number => out.push_str(&value.to_string()),
         ValueKind::Undefined => out.push_str("Undefined"),
-        ValueKind::Map => {
+        ValueKind::Map if !is_opaque(value) => {
             out.push('{');
             for (at, key) in value.try_iter()?.enumerate() {
                 out.push_str(if at > 0 { ", " } else { "" });
@@ -98,7 +128,8 @@ fn write(
             out.push('}');
         }
         _ if is_list(value) => {
-            let (open, close) = if value.is_tuple() { ('(', ')') } else { ('[', ']') };
+            let is_tuple = value.is_tuple() || value.downcast_object_ref::<ItemGroup>().is_some();
+            let (open, close) = if is_tuple { ('(', ')') } else { ('[', ']') };
             out.push(open);
             let mut len = 0;
             for item in value.try_iter()? {
@@ -106,13 +137,21 @@ fn write(
                 write(&item, out, depth + 1, pay)?;
                 len += 1;
             }
-            out.push_str(if value.is_tuple() && len == 1 { "," } else { "" });
+            out.push_str(if is_tuple && len == 1 { "," } else { "" });
             out.push(close);
         }
-        // Macros, namespaces, generators and methods print their addresses.
+        _ if lazy::is_lazy(value) => return Err(refuse("an iterator is printed: add `|list` to it")),
+        // Macros, namespaces and methods print their addresses.
         _ => return Err(refuse("a value that is no text, number, list or dictionary is printed")),
     }
     Ok(())
+}
+
+/// True for what `minijinja` takes for a dictionary and Python does not: namespaces, macros and loops.
+pub(super) fn is_opaque(value: &Value) -> bool {
+    const TYPES: [&str; 3] = ["::Namespace", "::Macro", "::Loop"];
+    let name = value.as_object().map_or("", |object| object.type_name());
+    TYPES.iter().any(|kind| name.ends_with(kind))
 }
 
 /// True for lists, tuples and slices of them, but not for generators, which have no length.
@@ -188,11 +227,4 @@ fn is_printable(c: char) -> bool {
 /// True for Python's white space: that of Unicode and U+001C to U+001F.
 pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
-}
-
-/// `str.capitalize`.
-pub(super) fn capitalize(text: &str) -> String {
-    let mut chars = text.chars();
-    let first = chars.next().map(|c| c.to_uppercase().collect::<String>()).unwrap_or_default();
-    first + &chars.as_str().to_lowercase()
 }

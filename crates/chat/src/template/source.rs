@@ -6,15 +6,19 @@
 //! - what a loop runs over must be iterable: Python refuses none and numbers;
 //! - what is stored in a namespace may not be nested without end, and what is compared is paid for
 //!   (`operands`);
-//! - operands of `~` become text as in Python;
-//! - statements that transformers does not know are refused, and `safe` beside operators that then escape.
+//! - operands of `~` become text as in Python, and `<`, `in` and their like become tests that refuse what
+//!   Python does not compare (`operands`);
+//! - attributes that Python's strings, lists and numbers have are refused there (`attributes`);
+//! - statements that transformers does not know are refused, and what Jinja2 reads otherwise (`refusals`).
+
+use std::collections::BTreeSet;
 
 use super::data::{ATTRIBUTE, DICT_METHODS, ITEM};
 use super::marks::is_marked;
 use super::nesting::Nesting;
-use super::operands;
 use super::scan::{TagKind, TemplateToken, tokens};
 use super::words::SourceWords;
+use super::{attributes, operands, refusals};
 
 /// Filter that marks the text of a generation block.
 pub(super) const SPAN_FILTER: &str = "xtrain_generation";
@@ -68,8 +72,7 @@ pub(super) fn rewrite(source: &str) -> Result<Rewritten, (usize, String)> {
             "it holds private-use characters (U+10F8F0 to U+10F8F5) that mark text here".to_owned(),
         ));
     }
-    let mut rewriter =
-        Rewriter { out: Rewritten::default(), blocks: Vec::new(), nesting: Nesting::default() };
+    let mut rewriter = Rewriter::default();
     let (mut at, mut line) = (0, 1);
     while let Some(start) = next_tag(&source[at..]) {
         rewriter.text(&source[at..at + start]);
@@ -94,11 +97,14 @@ fn next_tag(source: &str) -> Option<usize> {
         .find(|&at| matches!(source.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#')))
 }
 
+#[derive(Default)]
 struct Rewriter {
     out: Rewritten,
     /// Open blocks other than `if`: name and line.
     blocks: Vec<(&'static str, usize)>,
     nesting: Nesting,
+    /// Names of the macros so far.
+    macros: BTreeSet<String>,
 }
 
 impl Rewriter {
@@ -137,6 +143,7 @@ impl Rewriter {
         }
         let name = tokens.iter().find(|token| token.kind != TagKind::Space).filter(|_| close == "%}");
         self.nesting.add(&tokens, name.map(|name| name.text.as_str()), line)?;
+        refusals::check(&tokens, &self.macros)?;
         match name.map(|name| name.text.as_str()) {
             Some("generation") => self.open_generation(&tokens, mark, end, line)?,
             Some("endgeneration") => self.close_generation(&tokens, mark, end, line)?,
@@ -200,6 +207,10 @@ impl Rewriter {
     ) -> Result<(), (usize, String)> {
         const BLOCKS: [&str; 5] = ["macro", "call", "filter", "with", "for"];
         let is_assignment = tokens.iter().any(|token| token.is("="));
+        if name == "macro" {
+            let mut names = tokens.iter().filter(|token| token.kind == TagKind::Name);
+            self.macros.extend(names.nth(1).map(|name| name.text.clone()));
+        }
         let opened = BLOCKS.into_iter().find(|block| *block == name);
         let opened = opened.or((name == "set" && !is_assignment).then_some("set"));
         if let Some(opened) = opened {
@@ -248,8 +259,6 @@ fn raw_block(source: &str) -> Option<(usize, usize)> {
 
 /// The source of a tag's inside.
 fn rewrite_tokens(tokens: &[TemplateToken], statement: Option<&str>) -> Result<String, (usize, String)> {
-    refuse_safe_beside_operators(tokens)?;
-    refuse_private_attributes(tokens)?;
     let mut out: Vec<String> = Vec::new();
     // Tokens without white space, and the position of each in `out`.
     let mut before: Vec<(TemplateToken, usize)> = Vec::new();
@@ -265,7 +274,7 @@ fn rewrite_tokens(tokens: &[TemplateToken], statement: Option<&str>) -> Result<S
             TagKind::Text(value) => {
                 let ends_subscript = next_of(at).is_some_and(|next| next.is("]"));
                 let is_subscript =
-                    last_is("[") && before.len() > 1 && is_operand(&before[before.len() - 2].0);
+                    last_is("[") && before.len() > 1 && operands::is_operand(&before[before.len() - 2].0);
                 let asks = is_subscript && ends_subscript && DICT_METHODS.contains(&value.as_str());
                 // Line breaks in a string stay in the tag, so that lines keep their numbers.
                 let breaks = "\n".repeat(text.matches('\n').count());
@@ -301,50 +310,16 @@ fn rewrite_tokens(tokens: &[TemplateToken], statement: Option<&str>) -> Result<S
     for (text, place) in joined {
         out[place] = quoted(&text);
     }
+    // The innermost first, as each puts brackets around others.
+    attributes::pass(&before, statement, &mut out);
     operands::pass(&before, statement, &mut out);
+    attributes::pass_positions(&before, &mut out);
     match statement {
         Some("for") => operands::pass_iterable(&before, &mut out),
         Some("set") => operands::pass_stored(&before, &mut out),
         _ => {}
     }
     Ok(out.concat())
-}
-
-/// True for a token after which `[` looks an item up.
-fn is_operand(token: &TemplateToken) -> bool {
-    const WORDS: [&str; 8] = ["in", "not", "and", "or", "is", "if", "else", "elif"];
-    match &token.kind {
-        TagKind::Name => !WORDS.contains(&token.text.as_str()),
-        TagKind::Text(_) => true,
-        _ => token.is(")") || token.is("]"),
-    }
-}
-
-/// Transformers refuses names of a namespace that begin with an underscore.
-fn refuse_private_attributes(tokens: &[TemplateToken]) -> Result<(), (usize, String)> {
-    let tokens: Vec<&TemplateToken> = tokens.iter().filter(|token| token.kind != TagKind::Space).collect();
-    let stores = tokens.windows(3).find(|three| {
-        let is_after = three[0].is(".") || three[0].is("(") || three[0].is(",");
-        is_after && three[1].kind == TagKind::Name && three[1].text.starts_with('_') && three[2].is("=")
-    });
-    match stores {
-        Some(three) => Err((three[1].line, format!("the name {} begins with an underscore", three[1].text))),
-        None => Ok(()),
-    }
-}
-
-/// In Jinja2 `safe` gives text that escapes what is added to it.
-fn refuse_safe_beside_operators(tokens: &[TemplateToken]) -> Result<(), (usize, String)> {
-    let tokens: Vec<&TemplateToken> = tokens.iter().filter(|token| token.kind != TagKind::Space).collect();
-    let safe = tokens.windows(2).find(|pair| pair[0].is("|") && pair[1].is("safe"));
-    let adds = tokens.iter().any(|token| token.is("+") || token.is("%") || token.is("*"));
-    match safe {
-        Some(pair) if adds => Err((
-            pair[1].line,
-            "`safe` beside +, * or % escapes text in Jinja2: remove it, or use ~".to_owned(),
-        )),
-        _ => Ok(()),
-    }
 }
 
 /// A string as `minijinja` reads it, on one line.

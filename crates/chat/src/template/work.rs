@@ -5,9 +5,10 @@
 //! end, although it takes no memory. So what is printed or compared is paid for value by value, each as often
 //! as it is reached.
 
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, State, Value, filters, tests};
+use minijinja::value::ValueKind;
+use minijinja::{Error, State, Value};
 
+use super::lazy::Lazy;
 use super::refuse;
 
 /// Maximum depth of values that are printed, compared or stored; JSON of rows reaches 128.
@@ -21,9 +22,6 @@ const COPIED_BYTES: usize = 64;
 
 /// The problem of a template that has no fuel left.
 pub(super) const TOO_LONG: &str = "runs too long";
-
-/// Filter that pays for an operand of a comparison.
-pub(super) const COMPARED_FILTER: &str = "xtrain_compared";
 
 /// Pays for a text of so many bytes that is read or written character by character.
 pub(super) fn pay_for_text(state: &State, bytes: usize) -> Result<(), Error> {
@@ -60,67 +58,19 @@ fn walk(state: &State, value: &Value, depth: usize) -> Result<(), Error> {
                 walk(state, &value.get_item(&key)?, depth + 1)?;
             }
         }
-        _ => {}
+        _ => {
+            let items = value.downcast_object_ref::<Lazy>().map(Lazy::items);
+            items.map_or(Ok(()), |items| walk(state, items, depth + 1))?;
+        }
     }
     Ok(())
 }
 
 /// Pays for comparisons of the items of a list with each other, as sorting does.
-fn pay_for_sort(state: &State, value: &Value) -> Result<(), Error> {
+pub(super) fn pay_for_sort(state: &State, value: &Value) -> Result<(), Error> {
     let consumed = || state.fuel_levels().map_or(0, |(consumed, _)| consumed);
     let before = consumed();
     pay_for_walk(state, value)?;
     let each = u64::from(value.len().unwrap_or_default().max(1).ilog2());
     state.consume_fuel((consumed() - before).saturating_mul(each))
-}
-
-/// Adds the filters and tests of `minijinja` that compare values, with payment.
-pub(super) fn add(environment: &mut Environment<'static>) {
-    environment.add_filter(COMPARED_FILTER, |state: &State, value: Value| {
-        pay_for_walk(state, &value).map(|()| value)
-    });
-    type Sorts = fn(&State, Value, Kwargs) -> Result<Value, Error>;
-    let sorts: [(&'static str, Sorts); 4] =
-        [("sort", filters::sort), ("unique", filters::unique), ("min", filters::min), ("max", filters::max)];
-    for (name, sorts) in sorts {
-        environment.add_filter(name, move |state: &State, value: Value, kwargs: Kwargs| {
-            pay_for_sort(state, &value)?;
-            sorts(state, value, kwargs)
-        });
-    }
-    environment.add_filter("dictsort", |state: &State, value: Value, kwargs: Kwargs| {
-        pay_for_sort(state, &value)?;
-        filters::dictsort(&value, kwargs)
-    });
-    environment.add_filter(
-        "groupby",
-        |state: &State, value: Value, attribute: Option<String>, kwargs: Kwargs| {
-            pay_for_sort(state, &value)?;
-            filters::groupby(value, attribute.as_deref(), kwargs)
-        },
-    );
-    type Compares = fn(&Value, &Value) -> bool;
-    let compares: [(&[&'static str], Compares); 7] = [
-        (&["eq", "equalto", "=="], |a, b| a == b),
-        (&["ne", "!="], |a, b| a != b),
-        (&["lt", "lessthan", "<"], |a, b| a < b),
-        (&["le", "<="], |a, b| a <= b),
-        (&["gt", "greaterthan", ">"], |a, b| a > b),
-        (&["ge", ">="], |a, b| a >= b),
-        (&["sameas"], tests::is_sameas),
-    ];
-    for (names, compares) in compares {
-        for name in names {
-            environment.add_test(*name, move |state: &State, a: Value, b: Value| {
-                pay_for_walk(state, &a)?;
-                pay_for_walk(state, &b)?;
-                Ok::<bool, Error>(compares(&a, &b))
-            });
-        }
-    }
-    environment.add_test("in", |state: &State, a: Value, b: Value| {
-        pay_for_walk(state, &a)?;
-        pay_for_walk(state, &b)?;
-        tests::is_in(state, &a, &b)
-    });
 }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 use xtrain_chat::{RowFormat, recognise};
 
 use super::jsonl::{self, fields};
-use super::{Format, InputFile, InputOptions, conversations, parquet, read_documents, stream};
+use super::{Format, InputFile, InputOptions, conversations, json_fault, parquet, read_documents, stream};
 use crate::error::Result;
 use crate::tokenizer::CutRule;
 
@@ -63,12 +63,15 @@ pub fn holds_conversations(files: &[InputFile]) -> Result<bool> {
     let Some(file) = files.iter().find(|file| file.format != Format::Text) else { return Ok(false) };
     let options = InputOptions { whole_rows: true, ..InputOptions::default() };
     let rows = read_documents(file, &options, CutRule::Anywhere)?.take(ROWS);
-    let is_chat = |text: &str| {
-        let row: Option<Map<String, Value>> = serde_json::from_str(text).ok();
+    let is_chat = |mut text: Vec<u8>| {
+        // Reading the row says what is wrong with it.
+        json_fault::replace_non_numbers(&mut text);
+        json_fault::replace_surrogates(&mut text);
+        let row: Option<Map<String, Value>> = serde_json::from_slice(&text).ok();
         row.is_some_and(|row| recognise(&row).is_ok_and(RowFormat::is_chat))
     };
     for row in rows {
-        if is_chat(&row?.text) {
+        if is_chat(row?.text.into_bytes()) {
             return Ok(true);
         }
     }

@@ -123,6 +123,19 @@ fn shown(text: &str) -> String {
     }
 }
 
+/// Replaces halves of surrogate pairs in escapes, which are no characters, by another character. Whole pairs
+/// too: only the keys of the row are read.
+pub(crate) fn replace_surrogates(line: &mut [u8]) {
+    let mut at = 0;
+    while let Some(escape) = line.get_mut(at..) {
+        let Some(found) = escape.iter().position(|&byte| byte == b'\\') else { break };
+        if let [_, b'u', b'd' | b'D', b'8'..=b'9' | b'a'..=b'f' | b'A'..=b'F', ..] = &escape[found..] {
+            escape[found + 2..][..2].copy_from_slice(b"ff");
+        }
+        at += found + 2;
+    }
+}
+
 /// Replaces `NaN`, `Infinity` and `-Infinity`, as Python's json writes them, by numbers of the same length;
 /// true if there are any.
 pub(crate) fn replace_non_numbers(line: &mut [u8]) -> bool {

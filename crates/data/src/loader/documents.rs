@@ -56,27 +56,23 @@ impl LeftOut {
     /// Warns of documents that are left out or cut.
     fn warn(&self, name: &str, longest: u64) {
         let LeftOut { too_long, truncated, untrained } = self;
-        for (count, what) in [
+        let which = format!("of more than {longest} tokens");
+        for (count, which, what) in [
             (
                 too_long,
-                format!(
-                    "have more than {longest} tokens and are left out; raise data.seq_len, or set data.too_long = \
-                     \"truncate\" to use their beginnings"
-                ),
+                which.clone(),
+                "left out; raise data.seq_len, or set data.too_long = \"truncate\" to use the beginnings",
             ),
-            (
-                truncated,
-                format!("have more than {longest} tokens and are cut; raise data.seq_len to use all of them"),
-            ),
+            (truncated, which, "cut; raise data.seq_len to use all of them"),
             (
                 untrained,
-                format!(
-                    "have no trained token among their first {longest} and are left out; raise data.seq_len"
-                ),
+                format!("without a trained token among the first {longest}"),
+                "left out; raise data.seq_len",
             ),
         ] {
+            let (noun, are) = if *count == 1 { ("document", "is") } else { ("documents", "are") };
             if *count > 0 {
-                tracing::warn!("{name}: {count} documents {what}");
+                tracing::warn!("{name}: {count} {noun} {which} {are} {what}");
             }
         }
     }
@@ -130,6 +126,7 @@ pub(super) fn find_documents(
                 TooLong::Truncate => left_out.truncated += 1,
                 TooLong::Error => {
                     problem.get_or_insert((number, tokens));
+                    return;
                 }
             }
         }
@@ -143,13 +140,13 @@ pub(super) fn find_documents(
         }
     })?;
     let name = stream.name();
-    left_out.warn(name, longest);
     if let Some((number, tokens)) = problem {
         return Err(DataError::invalid(
             format!("{name}: document {} has {tokens} tokens, more than seq_len + 1 = {longest}", number + 1),
             "raise data.seq_len, or set data.too_long to \"drop\" or \"truncate\"",
         ));
     }
+    left_out.warn(name, longest);
     if documents.is_empty() {
         let LeftOut { too_long, untrained, .. } = left_out;
         return Err(DataError::invalid(

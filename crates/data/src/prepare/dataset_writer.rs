@@ -262,7 +262,8 @@ impl<'r> DatasetWriter<'r> {
             // Leave nothing that would block the next run.
             discard_unfinished(&self.folder)?;
             files::remove(&self.folder.join(LEARNED_FILE))?;
-            return Err(no_text(self.inputs, &self.bad_rows));
+            let dropped = self.chat.as_ref().and_then(|(_, record)| record.nothing_left());
+            return Err(dropped.unwrap_or_else(|| no_text(self.inputs, &self.bad_rows)));
         }
         files::write_json(&self.folder.join(INDEX_FILE), &index)?;
         Unfinished::remove(&self.folder)?;

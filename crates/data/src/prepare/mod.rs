@@ -83,9 +83,26 @@ pub fn prepare(
     on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Dataset> {
     refuse_empty(inputs)?;
+    let is_new = !folder.exists();
     files::create_folder(folder)?;
     let _lock = lock_or_fail(folder)?;
-    prepare_locked(inputs, tokenizer, options, folder, on_progress)
+    let prepared = prepare_locked(inputs, tokenizer, options, folder, on_progress);
+    if prepared.is_err() && is_new {
+        remove_if_empty(folder);
+    }
+    prepared
+}
+
+/// Removes a folder that has nothing but its lock. What cannot be removed stays.
+fn remove_if_empty(folder: &Path) {
+    let mut names =
+        fs::read_dir(folder).into_iter().flatten().map(|entry| entry.map(|entry| entry.file_name()));
+    if names.all(|name| name.is_ok_and(|name| name == LOCK_FILE)) {
+        let removed = fs::remove_file(folder.join(LOCK_FILE)).and_then(|()| fs::remove_dir(folder));
+        if let Err(error) = removed {
+            tracing::debug!("the empty folder {} stays: {error}", folder.display());
+        }
+    }
 }
 
 const LOCK_FILE: &str = ".lock";

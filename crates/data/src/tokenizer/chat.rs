@@ -8,9 +8,10 @@ use serde_json::Value;
 use xtrain_chat::template::special_tokens;
 use xtrain_chat::{ChatError, Encode, EncodedToken, TemplateSettings, Templates};
 
+use super::documents::{may_change_under_nfc, unknown_character};
 use super::encoder::Encoder;
 use super::placed_bpe::PlacedBpe;
-use super::{MAX_HF_BYTES, Tokenizer, may_change_under_nfc, unknown_character};
+use super::{MAX_HF_BYTES, Tokenizer};
 use crate::catch_panic::catch_panic;
 use crate::error::DataError;
 

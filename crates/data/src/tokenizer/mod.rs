@@ -17,8 +17,10 @@ mod chat;
 mod chat_identity;
 mod cut_rule;
 mod cuts;
+mod documents;
 mod encoder;
 mod end_tokens;
+mod generated;
 mod grow;
 mod load;
 mod long_text;
@@ -36,20 +38,19 @@ mod train_bpe;
 mod transformers;
 mod words;
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::ControlFlow;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::OnceLock;
 
 use aho_corasick::AhoCorasick;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
-use tokenizers::{NormalizedString, Normalizer};
 
 pub use begin_of_document::BeginOfDocument;
 pub(crate) use chat::MAX_CONVERSATION_BYTES;
 pub use cut_rule::CutRule;
+pub(crate) use documents::MAX_HF_BYTES;
+pub use generated::MIN_BPE_TOKENS;
 pub use grow::Growth;
 pub(crate) use regex_limits::set as limit_expressions;
 pub use stream_decoder::StreamDecoder;
@@ -63,11 +64,6 @@ use encoder::Encoder;
 use long_text::LongText;
 use normalized_size::NormalizedSize;
 use placed_bpe::PlacedBpe;
-use space_bpe::Prefix;
-use train_bpe::WordCounts;
-
-/// Minimum size of a byte-level BPE vocabulary: 256 bytes and the end-of-document token.
-pub const MIN_BPE_TOKENS: usize = 257;
 
 /// A tokenizer: encodes documents and prompts, decodes, and is saved with datasets and models.
 #[derive(Debug)]
@@ -109,10 +105,6 @@ pub struct Tokenizer {
     chat: Option<chat_identity::ChatIdentity>,
 }
 
-/// Maximum size of text whose words the `tokenizers` crate has in memory at a time, over all threads. Its
-/// memory use is up to 300 times that.
-pub(crate) const MAX_HF_BYTES: usize = 3 << 20;
-
 impl Tokenizer {
     /// Loads a tokenizer file, or the `tokenizer.json` of a folder. Other Hugging Face files beside a
     /// `tokenizer.json` (`tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`,
@@ -148,123 +140,6 @@ impl Tokenizer {
             self.config_tokens.add_end(id);
         }
         self.with_end_of_document_id(id)
-    }
-
-    /// The tokenizer of plain bytes: 256 tokens and the end-of-document token.
-    pub fn bytes() -> Tokenizer {
-        Tokenizer::from_generated_json(&tokenizer_json::bytes()).expect("the bytes tokenizer is a constant")
-    }
-
-    /// The tokenizer of characters: one token per distinct character of `texts`, in the order of code points,
-    /// and the end-of-document token. Encoding any other character is an error.
-    ///
-    /// # Errors
-    /// Texts without characters; the first error of `texts`.
-    pub fn chars(texts: impl IntoIterator<Item = Result<String>>) -> Result<Tokenizer> {
-        let mut alphabet = BTreeSet::new();
-        for text in texts {
-            alphabet.extend(text?.chars());
-        }
-        if alphabet.is_empty() {
-            return Err(no_text("chars"));
-        }
-        Tokenizer::from_generated_json(&tokenizer_json::chars(&alphabet))
-    }
-
-    /// Trains byte-level BPE on `texts`: 256 bytes, merges, and the end-of-document token as the last id, at
-    /// most `vocab_size` tokens. There are fewer if the text has too few repeated pairs. Equal texts give
-    /// byte-identical files, with any number of threads. `on_merge` gets the number of merges found and the
-    /// maximum before each merge; [`ControlFlow::Break`] stops the training.
-    ///
-    /// # Errors
-    /// A `vocab_size` below [`MIN_BPE_TOKENS`]; texts without characters; the first error of `texts`;
-    /// [`DataError::Interrupted`].
-    pub fn train_bpe(
-        texts: impl IntoIterator<Item = Result<String>>,
-        vocab_size: usize,
-        on_merge: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
-    ) -> Result<Tokenizer> {
-        let Some(max_merges) = vocab_size.checked_sub(MIN_BPE_TOKENS) else {
-            return Err(DataError::invalid(
-                format!("a byte-level vocabulary of {vocab_size} tokens is too small"),
-                format!("use at least {MIN_BPE_TOKENS} (256 bytes and the end-of-document token)"),
-            ));
-        };
-        let mut counts = WordCounts::default();
-        let mut waiting = Vec::new();
-        let mut waiting_bytes = 0;
-        let mut seen_text = false;
-        for text in texts {
-            let text = text?;
-            seen_text |= !text.is_empty();
-            waiting_bytes += text.len();
-            waiting.push(text);
-            if waiting_bytes >= FEED_BYTES {
-                counts.feed(&waiting);
-                waiting.clear();
-                waiting_bytes = 0;
-            }
-        }
-        counts.feed(&waiting);
-        if !seen_text {
-            return Err(no_text("bpe"));
-        }
-        let merges = counts.learn_merges(max_merges, on_merge)?;
-        if merges.len() < max_merges {
-            tracing::warn!(
-                "the text has too few repeated pairs for {vocab_size} tokens; the vocabulary has {}",
-                MIN_BPE_TOKENS + merges.len()
-            );
-        }
-        Tokenizer::from_generated_json(&tokenizer_json::byte_level_bpe(&merges))
-    }
-
-    /// Encodes a document, without special tokens.
-    ///
-    /// # Errors
-    /// A character that a character vocabulary lacks; a text too long for this kind of tokenizer.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.encode_piece(text, true)
-    }
-
-    /// Encodes a piece of a document that was split by [`Tokenizer::cut_rule`]. The tokens of all pieces in
-    /// order are those of the document. Some vocabularies put a space before a document, so the first piece
-    /// is marked.
-    ///
-    /// # Errors
-    /// Those of [`Tokenizer::encode`].
-    pub fn encode_piece(&self, text: &str, begins_document: bool) -> Result<Vec<u32>> {
-        let mut ids = Vec::with_capacity(text.len() / 3);
-        match &self.encoder {
-            Encoder::Chars(vocab) => {
-                for (at, c) in text.char_indices() {
-                    ids.push(*vocab.get(&c).ok_or_else(|| unknown_character(text, at))?);
-                }
-            }
-            Encoder::ByteBpe { bpe, nfc } => {
-                let changes = *nfc && text.chars().any(may_change_under_nfc);
-                let normalized =
-                    if changes { Cow::Owned(self.normalise(text)?) } else { Cow::Borrowed(text) };
-                let has_added = self.added.occurs_in(text) || self.added.occurs_in_normalized(&normalized);
-                if has_added || bpe.lacks_byte_of(&normalized) {
-                    return self.encode_with_hf(text);
-                }
-                bpe.encode(&normalized, &mut ids);
-            }
-            Encoder::SpaceBpe(bpe) => {
-                let marked = bpe.mark(text, begins_document);
-                let normalized = if bpe.normalizes() { &marked } else { text };
-                if self.added.occurs_in(text) || self.added.occurs_in_normalized(normalized) {
-                    // A later piece starts with a space, which the `tokenizers` crate would add again.
-                    let puts_space = bpe.prefix() == Prefix::Mark && !begins_document;
-                    return self
-                        .encode_with_hf(text.strip_prefix(' ').filter(|_| puts_space).unwrap_or(text));
-                }
-                bpe.encode_marked(&marked, &mut ids);
-            }
-            Encoder::HuggingFace => return self.encode_with_hf(text),
-        }
-        Ok(ids)
     }
 
     /// Decodes tokens. Bytes that are not UTF-8 become U+FFFD. Ids without a token (a model's vocabulary may
@@ -416,78 +291,6 @@ impl Tokenizer {
         Ok(self)
     }
 
-    fn from_generated_json(json: &Value) -> Result<Tokenizer> {
-        let bytes = serde_json::to_vec_pretty(json).map_err(|e| DataError::Internal(e.to_string()))?;
-        let config = serde_json::to_vec_pretty(&tokenizer_json::config(Some(tokenizer_json::END_OF_TEXT)))
-            .map_err(|e| DataError::Internal(e.to_string()))?;
-        let side_files = BTreeMap::from([("tokenizer_config.json".to_owned(), config)]);
-        let source =
-            end_tokens::TokenizerSource { location: "generated", side_folder: None, end_of_document: None };
-        load::from_parts(&source, bytes, side_files, end_tokens::ConfigTokens::default(), Map::new())
-    }
-
-    /// Encodes a document with the `tokenizers` crate, with special tokens as plain text.
-    fn encode_with_hf(&self, text: &str) -> Result<Vec<u32>> {
-        let hf_plain_text = self.hf_plain_text();
-        let _share = self.budget.take(text.len());
-        self.refuse_growth(text)?;
-        if text.len() > MAX_HF_BYTES {
-            let Some(long_text) = self.long_text() else {
-                return Err(DataError::tokenizer(
-                    "of this kind",
-                    format!("cannot encode {} MiB of text as one document", text.len() >> 20),
-                    "split the document (with a separator, or one document per line)",
-                ));
-            };
-            return long_text.encode(hf_plain_text, text).map_err(|e| self.refused_text(&e, text));
-        }
-        let encoding = catch_panic(|| hf_plain_text.encode_fast(text, false))
-            .map_err(|e| self.refused_text(&e, text))?;
-        Ok(encoding.get_ids().to_vec())
-    }
-
-    /// Fails if the normalizer would multiply `text` beyond a limit.
-    fn refuse_growth(&self, text: &str) -> Result<()> {
-        let split = "split the document (with a separator, or one document per line), or check that file";
-        self.normalized_size
-            .check(text)
-            .map_err(|problem| DataError::tokenizer(&self.location, problem, split))
-    }
-
-    fn long_text(&self) -> Option<&LongText> {
-        self.long_text.get_or_init(|| LongText::from_tokenizer(&self.hf)).as_ref()
-    }
-
-    /// The tokenizer that takes special tokens as plain text.
-    fn hf_plain_text(&self) -> &tokenizers::Tokenizer {
-        self.hf_plain_text.get_or_init(|| {
-            let mut copy = self.hf.clone();
-            copy.set_encode_special_tokens(true);
-            copy
-        })
-    }
-
-    fn normalise(&self, text: &str) -> Result<String> {
-        let mut normalised = NormalizedString::from(text);
-        if let Some(normalizer) = self.hf.get_normalizer() {
-            catch_panic(|| normalizer.normalize(&mut normalised)).map_err(|e| self.refused(&e))?;
-        }
-        Ok(normalised.get().to_owned())
-    }
-
-    /// The error for a text that cannot be encoded, with its beginning, which users can search for.
-    fn refused_text(&self, error: &str, text: &str) -> DataError {
-        let begins = &text[..text.floor_char_boundary(24)];
-        // The expression of a pre-tokenizer stops at a limit in a long run of letters or spaces.
-        let is_long = error.contains("a word takes") || error.contains("limit") && error.contains("over");
-        let advice = match is_long {
-            true => "split or drop the document, or tokenize as bytes",
-            false => "check that file",
-        };
-        let problem = format!("cannot encode the text that begins with {begins:?}: {error}");
-        DataError::tokenizer(&self.location, problem, advice)
-    }
-
     fn refused(&self, error: &str) -> DataError {
         DataError::tokenizer(&self.location, format!("failed: {error}"), "check that file")
     }
@@ -502,14 +305,6 @@ pub enum SpecialTokens {
     Show,
 }
 
-/// True for a character that may change under NFC: none below U+0300 does.
-fn may_change_under_nfc(c: char) -> bool {
-    c >= '\u{300}'
-}
-
-/// Bytes of text per batch in which training counts words.
-const FEED_BYTES: usize = 8 << 20;
-
 /// SHA-256 of a JSON value with sorted keys.
 fn canonical_hash(value: &Value) -> [u8; 32] {
     fn sorted(value: &Value) -> Value {
@@ -523,19 +318,4 @@ fn canonical_hash(value: &Value) -> [u8; 32] {
         }
     }
     Sha256::digest(sorted(value).to_string()).into()
-}
-
-fn no_text(kind: &str) -> DataError {
-    DataError::tokenizer(kind, "there is no text to learn a vocabulary from", "name input that is not empty")
-}
-
-/// The error for the character at byte `at` of `text`, with the text before it, which users can search for.
-fn unknown_character(text: &str, at: usize) -> DataError {
-    let c = text[at..].chars().next().unwrap_or_default();
-    let before: String = text[text.floor_char_boundary(at.saturating_sub(24))..at].to_owned();
-    DataError::tokenizer(
-        "chars",
-        format!("the character {c:?} (U+{:04X}) after {before:?} is not in the vocabulary", c as u32),
-        "learn the vocabulary from text with that character, or use bytes or BPE",
-    )
 }

@@ -2,8 +2,9 @@
 
 use aho_corasick::AhoCorasick;
 
+use super::documents::unknown_character;
 use super::encoder::Encoder;
-use super::{MAX_HF_BYTES, Tokenizer, unknown_character};
+use super::{MAX_HF_BYTES, Tokenizer};
 use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
 

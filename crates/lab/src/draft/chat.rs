@@ -66,7 +66,8 @@ fn train(run_tokens: u64, steps: u64, length: Length) -> String {
     let line = match length {
         Length::Planned => line.key("tokens", string_literal(&Count(run_tokens).to_string()), ""),
         Length::Written => {
-            let what = format!("passes over the conversations: about {} steps", format::grouped(steps));
+            let noun = if steps == 1 { "step" } else { "steps" };
+            let what = format!("passes over the conversations: about {} {noun}", format::grouped(steps));
             line.key("epochs", CHAT_PASSES, &what)
         }
     };

@@ -9,6 +9,7 @@ use xtrain_data::{
     ChatOptions, Packing, Split, Take, TemplateSource, Tokenizer, TooLong, holds_conversations,
 };
 
+use super::input_options;
 use crate::error::RunError;
 use crate::paths::{NamedSource, Sources};
 
@@ -107,6 +108,23 @@ impl Sources<'_> {
             bad_rows: data.bad_rows(),
         })
     }
+}
+
+/// Refuses training rows of which the run could use too few, if they are few enough to be read before. Rows
+/// of several sources, and text that is not there, are left to the run.
+///
+/// # Errors
+/// Those of tokenizing the rows.
+pub(crate) fn check_few_rows(sources: &Sources<'_>, tokenizer: &Tokenizer) -> Result<(), RunError> {
+    let [source] = &sources.train[..] else { return Ok(()) };
+    if source.is_shards || !sources.is_chat(source, Split::Train) {
+        return Ok(());
+    }
+    let Ok(listing) = xtrain_data::list(&[&source.path], Take::OfFolders(Split::Train)) else {
+        return Ok(());
+    };
+    let read_as = input_options(sources.config, &source.named);
+    Ok(sources.chat_options(&source.named)?.check_few_rows(&listing.files, &read_as, tokenizer)?)
 }
 
 /// How documents of conversations fill sequences.

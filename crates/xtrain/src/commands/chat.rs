@@ -2,6 +2,7 @@
 //! written, all else to standard error; on a terminal, a prompt precedes each line.
 
 use super::answers::{self, AnswerEnd, Answers, ModelAnswer};
+use super::chat_input::ChatInput;
 use super::chat_line::{COMMANDS, ChatLine};
 use super::open_model;
 use crate::cli::ChatArgs;
@@ -10,7 +11,7 @@ use crate::signals::AnswerStop;
 use crate::terminal::{self, print_error};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::{BufRead, IsTerminal, Read, Seek, SeekFrom, Write};
+use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_chat::row::Role;
@@ -18,9 +19,6 @@ use xtrain_chat::{ChatMessage, Conversation};
 use xtrain_data::chat::ChatPrompts;
 use xtrain_step::generate::Sampling;
 use xtrain_train::open_model::OpenedModel;
-
-/// Asks for a line on a terminal.
-const PROMPT: &str = "> ";
 
 pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
     let sampling = args.sampling.sampling()?;
@@ -50,18 +48,8 @@ pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
         print_error("/help lists commands; Ctrl-C stops an answer, /quit or Ctrl-D ends the chat");
     }
     let mut refused = 0;
-    loop {
-        if is_prompted && terminal::print(PROMPT)?.is_break() {
-            break;
-        }
-        let mut line = Vec::new();
-        let read = std::io::stdin().lock().read_until(b'\n', &mut line);
-        if read.map_err(|error| Failure::user(format!("cannot read standard input: {error}")))? == 0 {
-            if is_prompted {
-                let _ = terminal::print("\n")?;
-            }
-            break;
-        }
+    let mut input = ChatInput::new(is_prompted)?;
+    while let Some(line) = input.next_line()? {
         let line = String::from_utf8(line).map_err(|_| "the line is no UTF-8 and is left out".to_owned());
         match line.and_then(|line| chat.line(&line)) {
             Ok(Next::Line) => {}

@@ -7,6 +7,7 @@ pub(crate) mod bench_fp8;
 pub(crate) mod bench_ops;
 pub(crate) mod blame;
 pub(crate) mod chat;
+mod chat_input;
 mod chat_line;
 pub(crate) mod compare;
 pub(crate) mod completions;

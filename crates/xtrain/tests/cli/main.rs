@@ -16,6 +16,8 @@ mod bad_model;
 mod benching;
 mod best;
 mod blaming;
+mod chat_keys;
+mod chat_refused;
 mod chat_tools;
 mod chat_vocabulary;
 mod chats;

@@ -157,7 +157,8 @@ pub(super) fn check_tail(tags: &[Tag], main: &TopLoop) -> Option<()> {
             if tag.is_variable(at) && (name == "loop" || targets.contains(&name)) {
                 return None;
             }
-            let is_call = tag.is(at + 1, "(") && is_called(&tag.tokens[at].0);
+            let is_filter = at > 0 && ["|", "is", "not"].iter().any(|before| tag.is(at - 1, before));
+            let is_call = tag.is(at + 1, "(") && !is_filter && is_called(&tag.tokens[at].0);
             if allowed == Calls::None && is_call {
                 return None;
             }

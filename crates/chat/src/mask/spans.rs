@@ -1,7 +1,8 @@
 //! Answers that the template marks with `{% generation %}`.
 //!
-//! A block may lie in a macro or a filter, call or set block. Its range is that of its text, as with prefixes;
-//! transformers counts from the text before the outer block, and is wrong by what precedes it there.
+//! A block may lie in a macro or a filter, call or set block. Its range is that of its text, as with
+//! prefixes; transformers counts from the text before the outer block, and is wrong by what precedes it
+//! there.
 
 use std::ops::Range;
 

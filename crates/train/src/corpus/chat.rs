@@ -139,25 +139,3 @@ pub(crate) fn packing(config: &Config) -> Packing {
         ChatPacking::None => Packing::One(too_long),
     }
 }
-
-/// Keys of settings of conversations that differ between two configurations.
-pub(crate) fn changed_keys(before: &Config, now: &Config) -> Vec<&'static str> {
-    let (b, n) = (&before.data, &now.data);
-    // A source by a path that has changed is compared by its tokens.
-    let of_sources = |config: &Config| -> Vec<_> {
-        let sources = config.data.train.0.iter();
-        sources.map(|source| (source.format, source.chat_template.clone(), source.train_on)).collect()
-    };
-    let changed = [
-        ("data.format", b.format.unwrap_or_default() != n.format.unwrap_or_default()),
-        ("data.chat_template", b.chat_template != n.chat_template),
-        ("data.chat_template_kwargs", b.chat_template_kwargs != n.chat_template_kwargs),
-        ("data.reserved_tokens", b.reserved_tokens != n.reserved_tokens),
-        ("data.train_on", b.train_on.unwrap_or_default() != n.train_on.unwrap_or_default()),
-        ("data.too_long", b.too_long.unwrap_or_default() != n.too_long.unwrap_or_default()),
-        ("data.packing", b.packing.unwrap_or_default() != n.packing.unwrap_or_default()),
-        ("data.today", b.today != n.today),
-        ("data.train", of_sources(before) != of_sources(now)),
-    ];
-    changed.into_iter().filter(|(_, is_changed)| *is_changed).map(|(key, _)| key).collect()
-}

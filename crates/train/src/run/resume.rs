@@ -2,7 +2,7 @@
 
 use super::setup::Setup;
 use super::snapshot::CheckpointWriter;
-use crate::corpus::{Corpus, chat};
+use crate::corpus::Corpus;
 use crate::error::RunError;
 use crate::growth;
 use crate::paths::Sources;
@@ -85,7 +85,7 @@ impl Setup<'_> {
         let Some(before) = self.before.as_ref().filter(|_| config.data.today.is_some()) else {
             return Ok(());
         };
-        let keys = chat::changed_keys(before, config);
+        let keys = before.data.changed_chat_keys(&config.data);
         let changes = diff(before, config);
         let changes: Vec<String> = changes
             .iter()

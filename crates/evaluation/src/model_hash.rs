@@ -5,7 +5,6 @@ use crate::exchange::Exchange;
 use xtrain_data::Tokenizer;
 use xtrain_program::StateKind;
 use xtrain_step::error::LearnError;
-use xtrain_step::layout::is_saved;
 use xtrain_step::weights::Weights;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -25,11 +24,7 @@ pub(crate) fn model_hash(
     for master in weights.masters() {
         let held = weights.layout().held(StateKind::Master, &master.name);
         // Of rows that several ranks have, those of one count.
-        let counts = match &held {
-            Some(_) => is_saved(true, weights.layout().parallel()),
-            None => exchange.rank().is_first(),
-        };
-        if !counts {
+        if !weights.layout().saves(StateKind::Master, &master.name) {
             continue;
         }
         let values = weights.read_master(&master.name)?;

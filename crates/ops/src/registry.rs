@@ -176,17 +176,17 @@ impl QuantizeOps for PassSet {
 }
 
 impl ShardOps for PassSet {
-    fn all_gather(&self, RowShard { group, first, rows, .. }: RowShard) -> Arc<dyn Op> {
-        Arc::new(crate::collective::AllGather { group, first, rows })
+    fn all_gather(&self, RowShard { groups, first, rows, .. }: RowShard) -> Arc<dyn Op> {
+        Arc::new(crate::collective::AllGather { groups, first, rows })
     }
 
-    fn all_to_all(&self, RowShard { group, first, piece_rows, .. }: RowShard) -> Arc<dyn Op> {
-        Arc::new(crate::collective::AllToAll { group, first, piece_rows })
+    fn all_to_all(&self, RowShard { groups, first, piece_rows, .. }: RowShard) -> Arc<dyn Op> {
+        Arc::new(crate::collective::AllToAll { groups, first, piece_rows })
     }
 
     fn reduce_scatter(&self, cut: RowShard, as_summand: bool) -> Arc<dyn Op> {
-        let RowShard { group, first, piece_rows, .. } = cut;
-        Arc::new(crate::collective::ReduceScatter { group, first, piece_rows, as_summand })
+        let RowShard { groups, first, piece_rows, .. } = cut;
+        Arc::new(crate::collective::ReduceScatter { groups, first, piece_rows, as_summand })
     }
 
     fn sum_ranks(&self) -> Arc<dyn Op> {

@@ -9,7 +9,7 @@ use std::thread;
 use xtrain_distributed::{CommError, Communicator, ThreadCommunicator};
 use xtrain_ops::collective::{AllGather, AllToAll};
 use xtrain_ops::registry::cpu_kernels;
-use xtrain_program::{Group, Program, Role, Stage, Tracer, When};
+use xtrain_program::{Groups, Program, Role, Stage, Tracer, When};
 use xtrain_runtime::{Checks, CpuEngine, Engine, EngineError, Part};
 use xtrain_tensor::{DType, TensorType};
 
@@ -47,22 +47,22 @@ fn values_are_those_of_one_process_in_any_order_on_each_rank() {
 
 /// A program in which the last micro-step exchanges gradients and the update gathers words.
 fn step(ranks: usize, first: usize) -> Program {
-    step_of(Group::World { size: ranks }, first)
+    step_of(Groups::world(ranks), first)
 }
 
 /// [`step`] in a group.
-fn step_of(group: Group, first: usize) -> Program {
-    let ranks = group.size();
+fn step_of(groups: Groups, first: usize) -> Program {
+    let ranks = groups.size;
     let mut tracer = Tracer::default();
     let gradient = tracer.input("gradient", TensorType::new(DType::F32, [4, 2]));
-    let op = AllToAll { group, first, piece_rows: 4usize.div_ceil(ranks) };
+    let op = AllToAll { groups, first, piece_rows: 4usize.div_ceil(ranks) };
     tracer.enter_block(Some(3));
     tracer.site("attn.qkv_proj").emit(op, &[gradient]).expect("it fits");
     let mut program = tracer.finish();
     program.instances[0].when = When::Last;
     let mut tracer = Tracer::new(program, Stage::Update, Role::Update);
     let words = tracer.input("words", TensorType::new(DType::F64, [1, 5]));
-    let op = AllGather { group, first: 0, rows: ranks };
+    let op = AllGather { groups, first: 0, rows: ranks };
     let all = tracer.site("grad_norm").emit(op, &[words]).expect("it fits")[0];
     tracer.output("words of all", all);
     tracer.finish()
@@ -130,9 +130,9 @@ fn a_program_of_other_ranks_is_refused_by_name() {
     );
     let mut two = engine(Arc::new(ThreadCommunicator::world(2).remove(0)));
     assert!(refused(&mut two, 3).is_some_and(|message| message.contains("of 3 ranks, but this run has 2")));
-    for group in [Group::Shard { size: 2 }, Group::Replicas { size: 2 }] {
+    for groups in [Groups { size: 2, stride: 1 }, Groups { size: 2, stride: 2 }] {
         let mut three = engine(Arc::new(ThreadCommunicator::world(3).remove(0)));
-        let message = three.load(step_of(group, 0)).expect_err("one is left").to_string();
+        let message = three.load(step_of(groups, 0)).expect_err("one is left").to_string();
         assert!(message.contains("of 2 ranks, but this run has 3"), "{message}");
     }
 }

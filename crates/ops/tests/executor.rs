@@ -16,7 +16,7 @@ use xtrain_ops::add::Add;
 use xtrain_ops::collective::{AllGather, ReduceScatter};
 use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
-use xtrain_program::{Group, Lane, Program, StateKind, Tracer, ValueId};
+use xtrain_program::{Lane, Program, StateKind, Tracer, ValueId};
 use xtrain_runtime::{
     CpuEngine, CudaEngine, Engine, EngineError, NcclGroups, Part, ProgramId, groups_of_run,
 };
@@ -292,10 +292,10 @@ fn engine_with_nccl(
 fn connect(engine: &mut CudaEngine, ranks: usize) -> Result<(), EngineError> {
     let mut tracer = Tracer::default();
     let input = tracer.input("in", vector(1));
-    let halves = [Group::Shard { size: 2 }, Group::Replicas { size: 2 }];
-    let groups = halves.into_iter().filter(|_| ranks == NCCL_RANKS).chain([Group::World { size: ranks }]);
-    for (n, group) in groups.enumerate() {
-        let op = AllGather { group, first: 0, rows: group.size() };
+    let halves = [Groups { size: 2, stride: 1 }, Groups { size: 2, stride: 2 }];
+    let groups = halves.into_iter().filter(|_| ranks == NCCL_RANKS).chain([Groups::world(ranks)]);
+    for (n, groups) in groups.enumerate() {
+        let op = AllGather { groups, first: 0, rows: groups.size };
         let all = tracer.site("connect").emit(op, &[input]).expect("a vector")[0];
         tracer.output(&format!("all {n}"), all);
     }
@@ -362,11 +362,11 @@ fn ranks_add_by_nccl() -> Result<(), Failed> {
     for ranks in (2..=NCCL_RANKS).filter(|ranks| *ranks <= gpus) {
         let program = || {
             let mut tracer = Tracer::default();
-            let group = Group::World { size: ranks };
+            let groups = Groups::world(ranks);
             for (name, rows) in [("short", 3 * ranks - 2), ("whole", 3 * ranks)] {
                 let input = tracer.input(name, TensorType::new(DType::F32, [rows, 7]));
                 for first in 0..ranks {
-                    let op = ReduceScatter { group, first, piece_rows: 3, as_summand: first % 2 == 1 };
+                    let op = ReduceScatter { groups, first, piece_rows: 3, as_summand: first % 2 == 1 };
                     let sum = tracer.site(name).emit(op, &[input]).expect("it fits")[0];
                     tracer.output(&format!("{name} {first}"), sum);
                 }
@@ -536,7 +536,7 @@ fn wait_for_several(
 fn gathering() -> Program {
     let mut tracer = Tracer::default();
     let input = tracer.input("in", vector(SMALL));
-    let op = AllGather { group: Group::World { size: 2 }, first: 1, rows: 2 * SMALL };
+    let op = AllGather { groups: Groups::world(2), first: 1, rows: 2 * SMALL };
     let all = tracer.site("gather").emit(op, &[input]).expect("a vector")[0];
     tracer.output("out", all);
     tracer.finish()
@@ -593,7 +593,7 @@ fn collectives_with_absent_ranks_take_their_time() -> Result<(), Failed> {
     let mut tracer = Tracer::default();
     for name in ["a", "b"] {
         let input = tracer.input(name, vector(SMALL));
-        let op = AllGather { group: Group::World { size: 3 }, first: 0, rows: 3 * SMALL };
+        let op = AllGather { groups: Groups::world(3), first: 0, rows: 3 * SMALL };
         let all = tracer.site(name).emit(op, &[input])?[0];
         tracer.output(&format!("all {name}"), all);
     }

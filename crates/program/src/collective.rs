@@ -4,8 +4,10 @@
 //! communication lane. All ranks run one program, whose list order is thus the order of collectives on every
 //! rank; no program depends on the rank that runs it.
 
-/// A movement of data between the ranks of a [`Group`], or a sum over them, from the only input of an op to
-/// its only output.
+use xtrain_rank::Groups;
+
+/// A movement of data between the ranks of a group, or a sum over them, from the only input of an op to its
+/// only output.
 ///
 /// The tensor of all ranks is cut by rows into as many pieces as there are ranks. All pieces have the bytes
 /// of the tensor of one rank; the last pieces may end after the tensor of all ranks, and the rows there are
@@ -41,40 +43,11 @@ impl Collective {
     }
 
     /// Bytes of a piece, for an input and an output of these bytes.
-    pub const fn piece_bytes(self, group: Group, input_bytes: usize, output_bytes: usize) -> usize {
+    pub const fn piece_bytes(self, groups: Groups, input_bytes: usize, output_bytes: usize) -> usize {
         match self {
             Collective::AllGather { .. } => input_bytes,
-            Collective::AllToAll { .. } => output_bytes / group.size(),
+            Collective::AllToAll { .. } => output_bytes / groups.size,
             Collective::ReduceScatter { .. } => output_bytes,
-        }
-    }
-}
-
-/// The ranks among which a collective moves data. Each group of a kind moves data of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Group {
-    /// All ranks of the run.
-    World {
-        /// Their number.
-        size: usize,
-    },
-    /// Ranks that have the rows of all state together: `size` neighbours, from a multiple of `size` on.
-    Shard {
-        /// Their number.
-        size: usize,
-    },
-    /// Ranks that have equal rows: those at one place of each group of shards.
-    Replicas {
-        /// Their number.
-        size: usize,
-    },
-}
-
-impl Group {
-    /// The number of ranks of a group.
-    pub const fn size(self) -> usize {
-        match self {
-            Group::World { size } | Group::Shard { size } | Group::Replicas { size } => size,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The work of an op, kernel by kernel: enough to estimate its time on a device without knowing the op.
 
-use crate::Group;
+use xtrain_rank::Groups;
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// The work of one run of an op.
@@ -97,8 +97,8 @@ impl Cost {
 
     /// The cost of a collective: a rank sends its piece, or one like it, to each other rank of the group. The
     /// traffic in the memory of devices is not counted.
-    pub fn of_collective(group: Group, piece_bytes: usize) -> Cost {
-        Cost { kernels: Vec::new(), sent_bytes: piece_bytes as f64 * (group.size() - 1) as f64 }
+    pub fn of_collective(groups: Groups, piece_bytes: usize) -> Cost {
+        Cost { kernels: Vec::new(), sent_bytes: piece_bytes as f64 * (groups.size - 1) as f64 }
     }
 
     /// Floating-point operations of all kernels.

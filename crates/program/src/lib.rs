@@ -45,7 +45,7 @@ mod value;
 
 pub use backward::Root;
 pub use buffer::WorkspaceOf;
-pub use collective::{Collective, Group};
+pub use collective::Collective;
 pub use cost::{Arithmetic, Cost, KernelCost};
 pub use dispatch::KernelTable;
 pub use fuse::{Edge, Link, Node, OpRewrite, Pair, Replacement, Rewrite};
@@ -61,7 +61,8 @@ pub use program::{
     Quantized, QuantizedRows, TraceError, Transposed, WriteMode,
 };
 pub use recompute::Recompute;
-pub use row_shard::{RowShard, Rows, cut};
+pub use row_shard::{ParameterCut, RowShard, Rows, cut};
 pub use trace::Tracer;
 pub use traffic::{Payload, Sent};
 pub use value::{StateKind, Storage, Value, ValueId};
+pub use xtrain_rank::Groups;

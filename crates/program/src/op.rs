@@ -1,12 +1,13 @@
 //! The `Op` trait, and the types in which ops answer passes, engines and reports.
 
-use crate::collective::{Collective, Group};
+use crate::collective::Collective;
 use crate::cost::{Arithmetic, Cost};
 use crate::{LinearGemm, ScaledGemm};
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 use thiserror::Error;
+use xtrain_rank::Groups;
 use xtrain_tensor::{DType, TensorType};
 
 /// An operation on tensors. A value of an implementing type holds the attributes of one use: eps, head
@@ -45,7 +46,7 @@ pub trait Op: Any + Debug + Send + Sync {
 
     /// The collective that the op is, and the ranks that take part. Such an op has one input, one output and
     /// no kernel: engines move the data, and its instances run on the communication lane.
-    fn collective(&self) -> Option<(Collective, Group)> {
+    fn collective(&self) -> Option<(Collective, Groups)> {
         None
     }
 

@@ -141,8 +141,8 @@ pub fn runs(program: &Program) -> Vec<Range<usize>> {
 /// True if `instance` is a collective that may be issued together with those of `run`.
 fn joins(run: &[Instance], instance: &Instance) -> bool {
     let kind = |i: &Instance| {
-        let (collective, group) = i.code.op().collective()?;
-        Some((discriminant(&collective), group, i.lane, i.phase(), i.when, i.origin.block))
+        let (collective, groups) = i.code.op().collective()?;
+        Some((discriminant(&collective), groups, i.lane, i.phase(), i.when, i.origin.block))
     };
     let is_independent = |other: &Instance| {
         let (written, writes) = (other.outputs[0].value, instance.outputs[0].value);

@@ -1,9 +1,8 @@
 //! The ranks of a run, and how they share its work.
 
-use crate::Group;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use xtrain_rank::Rank;
+use xtrain_rank::{Groups, Rank};
 use xtrain_tensor::DType;
 
 /// The ranks of a run, and how they share its work.
@@ -103,8 +102,8 @@ impl Parallel {
     };
 
     /// All ranks.
-    pub const fn world(&self) -> Group {
-        Group::World { size: self.rank.world_size }
+    pub const fn world(&self) -> Groups {
+        Groups::world(self.rank.world_size)
     }
 
     /// The number of ranks of a replica, among which state is cut.
@@ -113,16 +112,13 @@ impl Parallel {
     }
 
     /// The ranks of a replica.
-    pub const fn shard_group(&self) -> Group {
-        match self.replicas {
-            1 => self.world(),
-            _ => Group::Shard { size: self.shards() },
-        }
+    pub const fn shard_groups(&self) -> Groups {
+        Groups { size: self.shards(), stride: 1 }
     }
 
     /// The ranks that have equal rows, one of each replica.
-    pub const fn replica_group(&self) -> Group {
-        Group::Replicas { size: self.replicas }
+    pub const fn replica_groups(&self) -> Groups {
+        Groups { size: self.replicas, stride: self.shards() }
     }
 
     /// The replica of this rank.

@@ -55,7 +55,7 @@ impl RefreshPass<'_> {
     fn amaxes_of_all(&mut self, parameters: &[Parameter], unset: bool) -> Result<(), TraceError> {
         let stage = self.stage;
         let origin = |site: &str| Origin { block: None, site: site.into(), role: Role::Precision, stage };
-        let (of_all, mut group) = (origin("amaxes"), None);
+        let (of_all, mut groups) = (origin("amaxes"), None);
         let (mut numbers, mut amaxes) = (Vec::new(), Vec::new());
         for parameter in parameters {
             let origin = origin(&parameter.name);
@@ -64,13 +64,13 @@ impl RefreshPass<'_> {
                 amaxes.push(self.emit(op, &[parameter.master], &[], origin.clone())?[0]);
                 numbers.push(rows.numbers);
             }
-            group = group.or(parameter.shard.map(|cut| cut.group));
+            groups = groups.or(parameter.shard.map(|cut| cut.groups));
         }
-        let Some(group) = group.filter(|_| !amaxes.is_empty()) else { return Ok(()) };
+        let Some(groups) = groups.filter(|_| !amaxes.is_empty()) else { return Ok(()) };
         let lengths = amaxes.iter().map(|&amaxes| self.out.ty(amaxes).numel()).collect();
         let mut values = self.emit(self.ops.rank_amaxes(), &amaxes, &[], of_all.clone())?;
         let rows = self.out.ty(values[0]).numel();
-        let cut = RowShard { group, first: 0, piece_rows: rows.div_ceil(group.size()), rows };
+        let cut = RowShard { groups, first: 0, piece_rows: rows.div_ceil(groups.size), rows };
         let of_piece = self.ops.max_amaxes(vec![cut.piece_rows]);
         for op in [self.ops.all_to_all(cut), of_piece, self.ops.all_gather(cut)] {
             values = self.emit(op, &values, &[], of_all.clone())?;

@@ -1,31 +1,63 @@
 //! The cut of a parameter by rows among ranks.
 
-use crate::Group;
 use std::ops::Range;
+use xtrain_rank::Groups;
 use xtrain_tensor::{Shape, TensorType};
 
-/// The cut of a parameter by rows among the ranks of a group.
+/// The cut of a tensor by rows among the ranks of a group.
 ///
-/// A parameter is cut along its first dimension into as many pieces as there are ranks. All pieces have the
-/// same rows, so the last ones may end after the parameter, or lie after it: their rows there are padding.
+/// A tensor is cut along its first dimension into as many pieces as there are ranks. All pieces have the same
+/// rows, so the last ones may end after the tensor, or lie after it: their rows there are padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowShard {
     /// The ranks.
-    pub group: Group,
+    pub groups: Groups,
     /// The rank of the first piece. Piece i belongs to the rank `(first + i) % n` of the n of a group.
     pub first: usize,
     /// Rows of a piece, padding included.
     pub piece_rows: usize,
-    /// Rows of the parameter.
+    /// Rows of the tensor.
     pub rows: usize,
 }
 
-impl RowShard {
-    /// The rows of the parameter that `rank` of the run, or of its group of neighbours, holds; empty if its
-    /// piece is all padding.
+/// The ranks that share a parameter. All ranks of the run are `parts.size * shard.groups.size *
+/// replicas.size`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParameterCut {
+    /// Ranks that compute with different parts of the parameter: its rows in as many equal runs. Experts may
+    /// be cut so; of other parameters each rank computes with the whole.
+    pub parts: Groups,
+    /// The cut of a part among the ranks that compute with it.
+    pub shard: RowShard,
+    /// Ranks that have equal rows.
+    pub replicas: Groups,
+}
+
+impl ParameterCut {
+    /// Rows of the parameter.
+    pub const fn rows(&self) -> usize {
+        self.parts.size * self.shard.rows
+    }
+
+    /// The rows of the parameter that `rank` of the run computes with.
+    pub fn part_of(&self, rank: usize) -> Range<usize> {
+        let begin = self.parts.place(rank) * self.shard.rows;
+        begin..begin + self.shard.rows
+    }
+
+    /// The rows of the parameter that `rank` of the run holds, if each has its rows alone; empty if its piece
+    /// is all padding.
     pub fn rows_of(&self, rank: usize) -> Range<usize> {
-        let n = self.group.size();
-        let begin = (rank + n - self.first) % n * self.piece_rows;
+        let (begin, rows) = (self.part_of(rank).start, self.shard.rows_of(rank));
+        begin + rows.start..begin + rows.end
+    }
+}
+
+impl RowShard {
+    /// The rows of the tensor that `rank` of the run holds; empty if its piece is all padding.
+    pub fn rows_of(&self, rank: usize) -> Range<usize> {
+        let n = self.groups.size;
+        let begin = (self.groups.place(rank) + n - self.first) % n * self.piece_rows;
         let end = begin + self.piece_rows;
         begin.min(self.rows)..end.min(self.rows)
     }
@@ -68,16 +100,16 @@ impl Rows {
 ///
 /// Every piece has `ceil(units / n)` units. A parameter that divides equally starts at rank 0. The others
 /// start at different ranks: each, from the largest on, where the ranks of its pieces hold least so far.
-pub fn cut(parameters: &[Rows], group: Group) -> Vec<RowShard> {
-    let n = group.size();
+pub fn cut(parameters: &[Rows], groups: Groups) -> Vec<RowShard> {
+    let n = groups.size;
     let mut order: Vec<usize> = (0..parameters.len()).collect();
     order.sort_by_key(|&p| std::cmp::Reverse(parameters[p].rows * parameters[p].row_elements));
-    let mut cuts = vec![RowShard { group, first: 0, piece_rows: 0, rows: 0 }; parameters.len()];
+    let mut cuts = vec![RowShard { groups, first: 0, piece_rows: 0, rows: 0 }; parameters.len()];
     let mut elements_of = vec![0usize; n];
     for p in order {
         let Rows { rows, row_elements, unit } = parameters[p];
         let piece_rows = parameters[p].units().div_ceil(n) * unit;
-        cuts[p] = RowShard { group, first: 0, piece_rows, rows };
+        cuts[p] = RowShard { groups, first: 0, piece_rows, rows };
         if rows == n * piece_rows {
             // All ranks hold equally much of it, so it makes no difference to the others.
             continue;
@@ -121,7 +153,7 @@ mod tests {
     proptest! {
         #[test]
         fn ranks_have_all_rows_once_in_whole_units(parameters in parameters(), n in 1usize..9) {
-            let cuts = cut(&parameters, Group::World { size: n });
+            let cuts = cut(&parameters, Groups::world(n));
             for (cut, parameter) in cuts.iter().zip(&parameters) {
                 prop_assert!(cut.first < n && cut.piece_rows.is_multiple_of(parameter.unit));
                 prop_assert!(n * cut.piece_rows >= parameter.rows);
@@ -140,7 +172,7 @@ mod tests {
 
         #[test]
         fn a_parameter_starts_where_ranks_hold_least(parameters in parameters(), n in 1usize..9) {
-            let cuts = cut(&parameters, Group::World { size: n });
+            let cuts = cut(&parameters, Groups::world(n));
             let mut order: Vec<usize> = (0..parameters.len()).collect();
             order.sort_by_key(|&p| std::cmp::Reverse(parameters[p].rows * parameters[p].row_elements));
             let mut held = vec![0; n];
@@ -158,7 +190,7 @@ mod tests {
 
         #[test]
         fn ranks_hold_almost_equally_much(parameters in parameters(), n in 1usize..9) {
-            let cuts = cut(&parameters, Group::World { size: n });
+            let cuts = cut(&parameters, Groups::world(n));
             let held = |rank: usize| -> usize {
                 let of = |(cut, parameter): (&RowShard, &Rows)| cut.rows_of(rank).len() * parameter.row_elements;
                 cuts.iter().zip(&parameters).map(of).sum()
@@ -174,14 +206,14 @@ mod tests {
         fn a_parameter_that_divides_equally_starts_at_the_first_rank(n in 1usize..9, each in 1usize..5) {
             let even = Rows { rows: n * each * 4, row_elements: 3, unit: 4 };
             let uneven = Rows { rows: 5, row_elements: 1000, unit: 4 };
-            let cuts = cut(&[even, uneven, even], Group::World { size: n });
+            let cuts = cut(&[even, uneven, even], Groups::world(n));
             prop_assert_eq!([cuts[0].first, cuts[2].first], [0, 0]);
         }
 
         #[test]
         fn parameters_of_one_unit_are_spread_evenly(n in 2usize..9, each in 1usize..5) {
             let one = Rows { rows: 100, row_elements: 3, unit: 128 };
-            let cuts = cut(&vec![one; n * each], Group::World { size: n });
+            let cuts = cut(&vec![one; n * each], Groups::world(n));
             for rank in 0..n {
                 let held = cuts.iter().filter(|cut| !cut.rows_of(rank).is_empty()).count();
                 prop_assert_eq!(held, each);

@@ -17,7 +17,7 @@ mod slots;
 mod weights;
 
 use crate::quantize::QuantizeOps;
-use crate::{Op, Parallel, PassOps, Program, Quantization, RowShard, TraceError};
+use crate::{Op, Parallel, ParameterCut, PassOps, Program, Quantization, RowShard, TraceError};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ pub trait ShardOps: PassOps + QuantizeOps {
 pub fn apply(
     mut program: Program,
     parallel: &Parallel,
-    cuts: &HashMap<String, RowShard>,
+    cuts: &HashMap<String, ParameterCut>,
     updates: bool,
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {

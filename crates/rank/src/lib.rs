@@ -46,7 +46,7 @@ impl Rank {
 ///
 /// The ranks of a group are at a distance of `stride`: with `size` 2 and `stride` 3, they are 0 and 3, 1 and
 /// 4, 2 and 5, 6 and 9, and so on. A rank's *place* is its number within its group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Groups {
     /// Ranks of a group.
     pub size: usize,

@@ -9,22 +9,22 @@
 use crate::error::EngineError;
 use crate::part::Part;
 use xtrain_distributed::{CommError, Communicator, Groups, Sending};
-use xtrain_program::{Collective, Group, Instance, Op, Phase, Program};
+use xtrain_program::{Collective, Instance, Op, Phase, Program};
 use xtrain_tensor::{DType, TensorType};
 
 /// Bytes of the tensor of all ranks with its padding, for a collective with an input and an output of these
 /// bytes.
-pub(crate) fn padded_bytes(collective: Collective, group: Group, input: usize, output: usize) -> usize {
-    collective.piece_bytes(group, input, output) * group.size()
+pub(crate) fn padded_bytes(collective: Collective, groups: Groups, input: usize, output: usize) -> usize {
+    collective.piece_bytes(groups, input, output) * groups.size
 }
 
 /// The buffer that a collective needs on the host: for the padded tensor if a piece has padding, and for the
 /// pieces that a reduce-scatter adds. None for other ops.
 pub(crate) fn workspace(op: &dyn Op, inputs: &[TensorType]) -> Option<TensorType> {
-    let (collective, group) = op.collective()?;
+    let (collective, groups) = op.collective()?;
     let outputs = op.infer(inputs).ok()?;
     let (input, output) = (inputs[0].bytes(), outputs[0].bytes());
-    let padded = padded_bytes(collective, group, input, output);
+    let padded = padded_bytes(collective, groups, input, output);
     let if_padded = |of_all_ranks: usize| if padded > of_all_ranks { padded } else { 0 };
     let bytes = match collective {
         Collective::AllGather { .. } => if_padded(output),
@@ -34,34 +34,23 @@ pub(crate) fn workspace(op: &dyn Op, inputs: &[TensorType]) -> Option<TensorType
     (bytes > 0).then(|| TensorType::new(DType::U8, [bytes]))
 }
 
-/// The ranks of the groups of this kind in a run of `world_size` ranks.
-pub fn groups(group: Group, world_size: usize) -> Groups {
-    match group {
-        Group::World { size } | Group::Shard { size } => Groups { size, stride: 1 },
-        Group::Replicas { size } => Groups { size, stride: world_size / size },
-    }
-}
-
-/// The kind of a collective in a run of `world_size` ranks, by which its time is known.
-pub fn sending(collective: Collective, group: Group, world_size: usize) -> Sending {
-    Sending { groups: groups(group, world_size), in_ring: collective.is_ring() }
+/// The kind of a collective of such groups, by which its time is known.
+pub fn sending(collective: Collective, groups: Groups) -> Sending {
+    Sending { groups, in_ring: collective.is_ring() }
 }
 
 /// Fails if `program` has a collective of a group into which the ranks of this run cannot be divided.
 pub(crate) fn check_groups(program: &Program, world_size: usize) -> Result<(), EngineError> {
     let other = program.instances.iter().find_map(|instance| {
-        let (_, group) = instance.code.op().collective()?;
-        let fits = match group {
-            Group::World { size } => size == world_size,
-            Group::Shard { size } | Group::Replicas { size } => world_size.is_multiple_of(size),
-        };
-        (!fits).then_some((instance, group))
+        let (_, groups) = instance.code.op().collective()?;
+        let fits = world_size.is_multiple_of(groups.size * groups.stride);
+        (!fits).then_some((instance, groups))
     });
-    other.map_or(Ok(()), |(instance, group)| {
+    other.map_or(Ok(()), |(instance, groups)| {
         Err(EngineError::Ranks {
             op: instance.code.op().name(),
             site: instance.origin.to_string(),
-            needed: group.size(),
+            needed: groups.size,
             world_size,
         })
     })
@@ -85,7 +74,7 @@ pub(crate) fn failed(instance: &Instance, part: Part, error: CommError) -> Engin
 /// Runs a collective. `buffer` is that of [`workspace`], and empty if it needs none.
 pub(crate) fn run(
     communicator: &dyn Communicator,
-    call: (Collective, Group),
+    call: (Collective, Groups),
     input: &[u8],
     output: &mut [u8],
     buffer: &mut [u8],
@@ -101,7 +90,7 @@ pub(crate) fn run(
         }
         Collective::AllToAll { .. } => run_padded(communicator, call, pad(input, buffer), output),
         Collective::ReduceScatter { .. } => {
-            let (pieces, buffer) = buffer.split_at_mut(output.len() * call.1.size());
+            let (pieces, buffer) = buffer.split_at_mut(output.len() * call.1.size);
             let input = if buffer.is_empty() { input } else { pad(input, buffer) };
             run_padded(communicator, call, input, pieces)?;
             output.copy_from_slice(&pieces[..output.len()]);
@@ -122,11 +111,10 @@ fn pad<'a>(input: &[u8], buffer: &'a mut [u8]) -> &'a [u8] {
 /// many pieces as there are ranks; the first is the sum.
 pub(crate) fn run_padded(
     communicator: &dyn Communicator,
-    (collective, group): (Collective, Group),
+    (collective, groups): (Collective, Groups),
     input: &[u8],
     output: &mut [u8],
 ) -> Result<(), CommError> {
-    let groups = groups(group, communicator.world_size());
     match collective {
         Collective::AllGather { first } => communicator.all_gather(groups, first, input, output),
         Collective::AllToAll { first } => communicator.all_to_all(groups, first, input, output),

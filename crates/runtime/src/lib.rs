@@ -17,7 +17,7 @@ mod state;
 mod timing;
 
 pub use checks::Checks;
-pub use collective::{groups, sending};
+pub use collective::sending;
 pub use cpu::{CpuEngine, cpu_work_bytes, cpu_workspace};
 pub use cuda::{CudaEngine, NcclGroups, cuda_workspace, groups_of_run};
 pub use engine::{Engine, Outputs, Ticket};

@@ -7,7 +7,9 @@ use crate::training_spec::TrainingSpec;
 use std::collections::HashMap;
 use std::ops::Range;
 use xtrain_model::{Architecture, Numerics};
-use xtrain_program::{Parallel, Program, Reduce, RowShard, Rows, StateKind, Storage, Value, cut};
+use xtrain_program::{
+    Groups, Parallel, ParameterCut, Program, Reduce, RowShard, Rows, StateKind, Storage, Value, cut,
+};
 use xtrain_rank::Rank;
 use xtrain_tensor::{Shape, TILE, TensorType};
 
@@ -19,7 +21,7 @@ const ANY_WORLD_UNITS: usize = 256;
 pub struct Layout {
     parallel: Parallel,
     /// By name; empty if a single process sums as one.
-    cuts: HashMap<String, RowShard>,
+    cuts: HashMap<String, ParameterCut>,
     /// Rows of a unit of each parameter, by name.
     units: HashMap<String, usize>,
 }
@@ -43,11 +45,6 @@ pub struct Evenness {
     pub emptiest: usize,
 }
 
-/// True if this rank saves a state value: rank 0 one that all ranks have, the first replica one that is cut.
-pub fn is_saved(is_cut: bool, parallel: &Parallel) -> bool {
-    if is_cut { parallel.replica() == 0 } else { parallel.rank.index == 0 }
-}
-
 impl Layout {
     /// The layout of one process.
     pub fn alone() -> Layout {
@@ -63,8 +60,7 @@ impl Layout {
     pub fn copied_bytes(&self, program: &Program) -> usize {
         let bytes = |value: &Value| match &value.storage {
             Storage::State { kind, name, .. } if kind.is_saved() => {
-                let is_cut = self.held(*kind, name).is_some();
-                if is_saved(is_cut, &self.parallel) {
+                if self.saves(*kind, name) {
                     self.held_type(*kind, name, value.ty).bytes()
                 } else {
                     0
@@ -116,7 +112,10 @@ impl Layout {
         }
         let names = || parameters.iter().map(|p| p.name.clone());
         let units = names().zip(rows.iter().map(|rows| rows.unit)).collect();
-        Ok(Layout { parallel, cuts: names().zip(cut(&rows, parallel.shard_group())).collect(), units })
+        let of_parameter =
+            |shard| ParameterCut { parts: Groups::world(1), shard, replicas: parallel.replica_groups() };
+        let cuts = cut(&rows, parallel.shard_groups()).into_iter().map(of_parameter);
+        Ok(Layout { parallel, cuts: names().zip(cuts).collect(), units })
     }
 
     /// The ranks.
@@ -125,7 +124,7 @@ impl Layout {
     }
 
     /// The cut of each parameter, by name.
-    pub fn cuts(&self) -> &HashMap<String, RowShard> {
+    pub fn cuts(&self) -> &HashMap<String, ParameterCut> {
         &self.cuts
     }
 
@@ -144,20 +143,37 @@ impl Layout {
         self.parallel.cuts_weights()
     }
 
-    /// The cut of a state value, if this rank has rows of it alone.
+    /// The cut of a state value among the ranks that compute with it, if each has rows of it alone.
     pub fn cut_of(&self, kind: StateKind, name: &str) -> Option<RowShard> {
         let is_cut = match kind {
             StateKind::Master | StateKind::Moment1 | StateKind::Moment2 => self.parallel.cuts_state(),
             StateKind::Compute => self.parallel.cuts_weights(),
             _ => false,
         };
-        self.cuts.get(name).copied().filter(|_| is_cut)
+        self.cuts.get(name).map(|cut| cut.shard).filter(|shard| is_cut && shard.groups.size > 1)
     }
 
-    /// The rows of a state value that this rank has, if it has a part of it alone.
+    /// The rows of a state value that this rank has, if it does not have all.
     pub fn held(&self, kind: StateKind, name: &str) -> Option<HeldRows> {
-        let cut = self.cut_of(kind, name)?;
-        Some(HeldRows { of: cut.rows, rows: cut.rows_of(self.parallel.rank.index) })
+        let (cut, rank) = (self.cuts.get(name)?, self.parallel.rank.index);
+        let is_by_rows =
+            matches!(kind, StateKind::Master | StateKind::Moment1 | StateKind::Moment2 | StateKind::Compute);
+        let rows = match self.cut_of(kind, name) {
+            Some(_) => cut.rows_of(rank),
+            None if is_by_rows && cut.parts.size > 1 => cut.part_of(rank),
+            None => return None,
+        };
+        Some(HeldRows { of: cut.rows(), rows })
+    }
+
+    /// True if this rank saves what it has of a state value: the first of the ranks that have the same.
+    pub fn saves(&self, kind: StateKind, name: &str) -> bool {
+        let rank = self.parallel.rank.index;
+        if self.held(kind, name).is_none() {
+            return rank == 0;
+        }
+        let ParameterCut { shard, replicas, .. } = self.cuts[name];
+        replicas.place(rank) == 0 && (self.cut_of(kind, name).is_some() || shard.groups.place(rank) == 0)
     }
 
     /// The type of the rows of a state value that this rank has, given the type with their padding.
@@ -268,7 +284,9 @@ mod tests {
             for n in [2, 8] {
                 let layout = of_world(n, recipe);
                 assert_eq!(layout.units, units);
-                assert!(layout.cuts.iter().all(|(name, cut)| cut.piece_rows.is_multiple_of(units[name])));
+                assert!(
+                    layout.cuts.iter().all(|(name, cut)| cut.shard.piece_rows.is_multiple_of(units[name]))
+                );
             }
         }
     }

@@ -156,9 +156,9 @@ pub fn initial(model: &Architecture, layout: &Layout, seed: u64, std: f64) -> Re
     for (site, p) in model.parameters().iter().enumerate() {
         let Init::Normal(scale) = p.init else { continue };
         let whole = TensorType { dtype: DType::F32, shape: Shape::new(&p.shape) };
-        let cut = layout.cut_of(StateKind::Master, &p.name);
-        let rows = cut.map_or(0..p.shape[0], |cut| cut.rows_of(layout.parallel().rank.index));
-        let ty = cut.map_or(whole, |cut| cut.piece(whole));
+        let rows = layout.held(StateKind::Master, &p.name).map_or(0..p.shape[0], |held| held.rows);
+        let padded = layout.cut_of(StateKind::Master, &p.name).map_or(rows.len(), |cut| cut.piece_rows);
+        let ty = TensorType { shape: Shape::new(&[&[padded], &whole.shape[1..]].concat()), ..whole };
         let master = t.parameter(&p.name, ty);
         let row = p.shape[1..].iter().product::<usize>();
         let normal = Normal {

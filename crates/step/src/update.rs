@@ -100,7 +100,7 @@ fn rows_of_amaxes(t: &mut Tracer, amaxes: &[ValueId], parallel: &Parallel) -> Re
 
 /// Gathers one row of each rank, in their order.
 fn gather_of_rows(parallel: &Parallel) -> AllGather {
-    AllGather { group: parallel.world(), first: 0, rows: parallel.rank.world_size }
+    AllGather { groups: parallel.world(), first: 0, rows: parallel.rank.world_size }
 }
 
 /// Keeps the losses of each micro-step, so that they are added in the same order in any world.
@@ -197,7 +197,7 @@ fn squares(
         }
         (true, true) => {
             let pieces = gradients.iter().map(|(name, _)| {
-                let cut = layout.cuts()[&**name];
+                let cut = layout.cuts()[&**name].shard;
                 PieceUnits { first: cut.first, units: cut.piece_rows / layout.unit_rows(name) }
             });
             let squares = UnitSquares { unit_elements: unit_elements() };
@@ -291,7 +291,8 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
         .iter()
         .map(|parameter| {
             let spec = specs[&*parameter.name];
-            let first_row = parameter.shard.map_or(0, |cut| cut.rows_of(parallel.rank.index).start);
+            let held = layout.held(StateKind::Master, &parameter.name);
+            let first_row = held.map_or(0, |held| held.rows.start);
             let row: usize = spec.shape[1..].iter().product();
             Updated { parameter, spec, first_element: (first_row * row) as u64 }
         })

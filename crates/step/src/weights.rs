@@ -7,7 +7,7 @@ use std::time::Instant;
 use xtrain_distributed::Communicator;
 use xtrain_model::{Architecture, Init, Numerics};
 use xtrain_program::{Program, StateKind};
-use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, groups};
+use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry};
 
 /// A model on an engine. Its masters are zero until they are initialised or written.
 pub struct Weights {
@@ -124,9 +124,8 @@ impl Weights {
         let Some(cut) = self.layout.cut_of(StateKind::Master, name) else { return self.read_master(name) };
         let piece = self.engine.read_state(StateKind::Master, name)?;
         let row = piece.len() / cut.piece_rows / size_of::<f32>();
-        let mut values = vec![0.0f32; cut.piece_rows * row * cut.group.size()];
-        let groups = groups(cut.group, communicator.world_size());
-        communicator.all_gather(groups, cut.first, &piece, bytemuck::cast_slice_mut(&mut values))?;
+        let mut values = vec![0.0f32; cut.piece_rows * row * cut.groups.size];
+        communicator.all_gather(cut.groups, cut.first, &piece, bytemuck::cast_slice_mut(&mut values))?;
         values.truncate(cut.rows * row);
         Ok(values)
     }

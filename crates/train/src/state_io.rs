@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::path::PathBuf;
 use xtrain_checkpoint::{Begun, BoxError, Checkpoint, CheckpointStore, Others, TensorSpec};
 use xtrain_distributed::{Channel, CommError};
-use xtrain_program::{Parallel, StateKind};
+use xtrain_program::StateKind;
 use xtrain_runtime::StateEntry;
-use xtrain_step::layout::{HeldRows, Layout, is_saved};
+use xtrain_step::layout::{HeldRows, Layout};
 use xtrain_step::learner::Learner;
 use xtrain_tensor::{DType, HostTensor, TensorType, View, ViewMut};
 
@@ -23,14 +23,13 @@ pub struct SavedValue {
     pub tensor: TensorSpec,
     /// The rows that this rank has.
     pub rows: Range<usize>,
-    /// True if other ranks have the other rows; false if each has all of them.
-    pub is_cut: bool,
+    /// True if this rank saves them, and not another that has the same.
+    pub is_saved: bool,
 }
 
 /// The state of a learner in checkpoints.
 #[derive(Clone, Debug)]
 pub struct SavedState {
-    parallel: Parallel,
     /// The values, which are the same on all ranks but for their rows.
     pub values: Vec<SavedValue>,
 }
@@ -41,7 +40,7 @@ impl SavedState {
         let entries = learner.saved_state();
         let layout = learner.layout();
         let values = entries.into_iter().map(|entry| value(layout, entry)).collect();
-        SavedState { parallel: *layout.parallel(), values }
+        SavedState { values }
     }
 
     /// The tensors of the checkpoint.
@@ -51,9 +50,7 @@ impl SavedState {
 
     /// The rows that this rank writes: on the first replica its own, and on rank 0 also what all ranks have.
     pub fn written(&self) -> Vec<Range<usize>> {
-        let rows = |value: &SavedValue| {
-            if is_saved(value.is_cut, &self.parallel) { value.rows.clone() } else { 0..0 }
-        };
+        let rows = |value: &SavedValue| if value.is_saved { value.rows.clone() } else { 0..0 };
         self.values.iter().map(rows).collect()
     }
 
@@ -187,9 +184,9 @@ fn value(layout: &Layout, entry: StateEntry) -> SavedValue {
     if let (Some(held), Some(rows)) = (&held, tensor.shape.first_mut()) {
         *rows = held.of;
     }
-    let is_cut = held.is_some();
+    let is_saved = layout.saves(entry.kind, &entry.name);
     let rows = held.map_or(0..tensor.rows(), |HeldRows { rows, .. }| rows);
-    SavedValue { entry, tensor, rows, is_cut }
+    SavedValue { entry, tensor, rows, is_saved }
 }
 
 /// The tensor of a state value of which a rank has all rows. Tensors are named by kind and name:

@@ -10,7 +10,7 @@ use xtrain_ops::collective::{AllGather, AllToAll, ReduceScatter};
 use xtrain_ops::linear::Linear;
 use xtrain_ops::sum_ranks::SumRanks;
 use xtrain_planner::median::median;
-use xtrain_program::{Group, Program, Role, Stage, TraceError, Tracer};
+use xtrain_program::{Groups, Program, Role, Stage, TraceError, Tracer};
 use xtrain_runtime::{Checks, Engine, EngineError, Part, TimedWork, Timing};
 use xtrain_step::engine::{DataPath, Processor, Target};
 use xtrain_step::error::{LearnError, ProgramError};
@@ -162,8 +162,8 @@ fn collect(
     elements: usize,
     beside: impl FnOnce(&mut Tracer) -> Result<(), TraceError>,
 ) -> Result<(), TraceError> {
-    let (group, piece) = (Group::World { size: ranks }, elements / ranks);
-    let gather = AllGather { group, first: 0, rows: elements };
+    let (groups, piece) = (Groups::world(ranks), elements / ranks);
+    let gather = AllGather { groups, first: 0, rows: elements };
     if collective == "all_gather" {
         let x = operand(t, &format!("a piece of {elements}"), DType::F32, [piece]);
         t.emit(gather, &[x])?;
@@ -171,10 +171,10 @@ fn collect(
     }
     let x = operand(t, &format!("all of {elements}"), DType::F32, [elements]);
     if collective == "reduce_scatter" {
-        t.emit(ReduceScatter { group, first: 0, piece_rows: piece, as_summand: false }, &[x])?;
+        t.emit(ReduceScatter { groups, first: 0, piece_rows: piece, as_summand: false }, &[x])?;
         return beside(t);
     }
-    let pieces = t.emit(AllToAll { group, first: 0, piece_rows: piece }, &[x])?[0];
+    let pieces = t.emit(AllToAll { groups, first: 0, piece_rows: piece }, &[x])?[0];
     beside(t)?;
     let sum = t.emit(SumRanks, &[pieces])?[0];
     if collective == "all_reduce" {

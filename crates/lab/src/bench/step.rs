@@ -14,7 +14,7 @@ use xtrain_planner::estimate::{Device, Timeline};
 use xtrain_planner::median::median;
 use xtrain_planner::planned::Planned;
 use xtrain_planner::{choose, fit, fp8_skip};
-use xtrain_program::{Collective, Group, Parallel, Sent};
+use xtrain_program::{Collective, Groups, Parallel, Sent};
 use xtrain_rank::Rank;
 use xtrain_runtime::{Checks, sending};
 use xtrain_step::engine::{Processor, Target};
@@ -306,17 +306,17 @@ fn of_rank(
     let timeline = Timeline::new(&training, &device, micro_steps);
     let Parallel { replicas, .. } = planned.spec.parallel;
     let of_run = [
-        Group::World { size: ranks },
-        Group::Shard { size: ranks / replicas },
-        Group::Replicas { size: replicas },
+        Groups::world(ranks),
+        Groups { size: ranks / replicas, stride: 1 },
+        Groups { size: replicas, stride: ranks / replicas },
     ];
-    let time = |(collective, group)| {
-        let latency = Duration::from_secs_f64(network.latency(collective, group, ranks));
-        let bandwidth = network.bandwidth(collective, group, ranks);
-        (sending(collective, group, ranks), PaceTime { latency, bandwidth })
+    let time = |(collective, groups)| {
+        let latency = Duration::from_secs_f64(network.latency(collective, groups, ranks));
+        let bandwidth = network.bandwidth(collective, groups, ranks);
+        (sending(collective, groups), PaceTime { latency, bandwidth })
     };
     let kinds = [Collective::AllGather { first: 0 }, Collective::AllToAll { first: 0 }];
-    let times = kinds.iter().flat_map(|&kind| of_run.map(|group| time((kind, group))));
+    let times = kinds.iter().flat_map(|&kind| of_run.map(|groups| time((kind, groups))));
     let pace = stretch.then(|| Pace { times: times.collect() });
     let speed = RankSpeed {
         ranks,

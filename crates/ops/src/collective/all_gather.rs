@@ -1,7 +1,7 @@
 //! All-gather.
 
 use super::{check_pieces, row};
-use xtrain_program::{Collective, Cost, Group, Op, OpError, Operand};
+use xtrain_program::{Collective, Cost, Groups, Op, OpError, Operand};
 use xtrain_tensor::{Shape, TensorType};
 
 /// `piece [p, ...] -> y [rows, ...]` of one type, any: the pieces of all ranks, one after the other from that
@@ -9,7 +9,7 @@ use xtrain_tensor::{Shape, TensorType};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllGather {
     /// The ranks that take part.
-    pub group: Group,
+    pub groups: Groups,
     /// The rank of the first piece.
     pub first: usize,
     /// Rows of y, at most those of all pieces.
@@ -24,7 +24,7 @@ impl Op for AllGather {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("all_gather", inputs, 1)?;
         let row = row("all_gather", inputs[0])?;
-        check_pieces(self.group, self.first, inputs[0].shape[0], self.rows)?;
+        check_pieces(self.groups, self.first, inputs[0].shape[0], self.rows)?;
         let shape = Shape::new(&[&[self.rows], &*row].concat());
         Ok(vec![TensorType { shape, ..inputs[0] }])
     }
@@ -33,11 +33,11 @@ impl Op for AllGather {
         Operand::Full
     }
 
-    fn collective(&self) -> Option<(Collective, Group)> {
-        Some((Collective::AllGather { first: self.first }, self.group))
+    fn collective(&self) -> Option<(Collective, Groups)> {
+        Some((Collective::AllGather { first: self.first }, self.groups))
     }
 
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        Cost::of_collective(self.group, inputs[0].bytes())
+        Cost::of_collective(self.groups, inputs[0].bytes())
     }
 }

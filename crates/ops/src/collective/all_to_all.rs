@@ -1,7 +1,7 @@
 //! All-to-all.
 
 use super::{check_pieces, row};
-use xtrain_program::{Collective, Cost, Group, Op, OpError, Operand};
+use xtrain_program::{Collective, Cost, Groups, Op, OpError, Operand};
 use xtrain_tensor::{Shape, TensorType};
 
 /// `x [rows, ...] -> y [n, piece_rows, ...]` of one type, any, for n ranks: x is cut into n pieces of
@@ -13,7 +13,7 @@ use xtrain_tensor::{Shape, TensorType};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllToAll {
     /// The ranks that take part.
-    pub group: Group,
+    pub groups: Groups,
     /// The rank of the first piece.
     pub first: usize,
     /// Rows of a piece. All pieces have at least the rows of x.
@@ -31,8 +31,8 @@ impl Op for AllToAll {
         OpError::ensure(row.len() < 3, || {
             format!("the pieces of {} have no further extent for the ranks", inputs[0])
         })?;
-        check_pieces(self.group, self.first, self.piece_rows, inputs[0].shape[0])?;
-        let shape = Shape::new(&[&[self.group.size(), self.piece_rows], &*row].concat());
+        check_pieces(self.groups, self.first, self.piece_rows, inputs[0].shape[0])?;
+        let shape = Shape::new(&[&[self.groups.size, self.piece_rows], &*row].concat());
         Ok(vec![TensorType { shape, ..inputs[0] }])
     }
 
@@ -40,11 +40,11 @@ impl Op for AllToAll {
         Operand::Full
     }
 
-    fn collective(&self) -> Option<(Collective, Group)> {
-        Some((Collective::AllToAll { first: self.first }, self.group))
+    fn collective(&self) -> Option<(Collective, Groups)> {
+        Some((Collective::AllToAll { first: self.first }, self.groups))
     }
 
     fn cost(&self, _: &[TensorType], outputs: &[TensorType]) -> Cost {
-        Cost::of_collective(self.group, outputs[0].bytes() / self.group.size())
+        Cost::of_collective(self.groups, outputs[0].bytes() / self.groups.size)
     }
 }

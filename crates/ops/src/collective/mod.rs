@@ -17,7 +17,7 @@ pub use all_gather::AllGather;
 pub use all_to_all::AllToAll;
 pub use reduce_scatter::ReduceScatter;
 
-use xtrain_program::{Group, OpError};
+use xtrain_program::{Groups, OpError};
 use xtrain_tensor::{Shape, TensorType};
 
 /// The extents of `ty` after the first.
@@ -36,8 +36,8 @@ fn row(op: &str, ty: TensorType) -> Result<Shape, OpError> {
 }
 
 /// Checks that pieces of `piece_rows` rows, the first of which belongs to the rank `first`, hold `rows` rows.
-fn check_pieces(group: Group, first: usize, piece_rows: usize, rows: usize) -> Result<(), OpError> {
-    let size = group.size();
+fn check_pieces(groups: Groups, first: usize, piece_rows: usize, rows: usize) -> Result<(), OpError> {
+    let size = groups.size;
     OpError::ensure(first < size, || format!("the first piece belongs to rank {first} of {size}"))?;
     OpError::ensure(rows <= size * piece_rows, || {
         format!("{size} pieces of {piece_rows} rows cannot hold {rows} rows")

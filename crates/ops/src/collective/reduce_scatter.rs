@@ -1,7 +1,7 @@
 //! Reduce-scatter.
 
 use super::{check_pieces, row};
-use xtrain_program::{Collective, Cost, Group, Op, OpError, Operand};
+use xtrain_program::{Collective, Cost, Groups, Op, OpError, Operand};
 use xtrain_tensor::{DType, Shape, TensorType};
 
 /// `x f32 [rows, ...] -> y f32 [piece_rows, ...]`, or `[1, piece_rows, ...]` for
@@ -13,7 +13,7 @@ use xtrain_tensor::{DType, Shape, TensorType};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReduceScatter {
     /// The ranks that take part.
-    pub group: Group,
+    pub groups: Groups,
     /// The rank of the first piece.
     pub first: usize,
     /// Rows of a piece. All pieces have at least the rows of x.
@@ -36,7 +36,7 @@ impl Op for ReduceScatter {
         OpError::ensure(!self.as_summand || row.len() < 3, || {
             format!("a piece of {} has no further extent", inputs[0])
         })?;
-        check_pieces(self.group, self.first, self.piece_rows, inputs[0].shape[0])?;
+        check_pieces(self.groups, self.first, self.piece_rows, inputs[0].shape[0])?;
         let summand: &[usize] = if self.as_summand { &[1] } else { &[] };
         let shape = Shape::new(&[summand, &[self.piece_rows], &*row].concat());
         Ok(vec![TensorType { shape, ..inputs[0] }])
@@ -46,12 +46,12 @@ impl Op for ReduceScatter {
         Operand::Full
     }
 
-    fn collective(&self) -> Option<(Collective, Group)> {
-        Some((Collective::ReduceScatter { first: self.first }, self.group))
+    fn collective(&self) -> Option<(Collective, Groups)> {
+        Some((Collective::ReduceScatter { first: self.first }, self.groups))
     }
 
     /// As many bytes as in a ring: each rank sends a piece to the next one, n - 1 times.
     fn cost(&self, _: &[TensorType], outputs: &[TensorType]) -> Cost {
-        Cost::of_collective(self.group, outputs[0].bytes())
+        Cost::of_collective(self.groups, outputs[0].bytes())
     }
 }

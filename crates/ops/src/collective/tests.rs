@@ -2,21 +2,21 @@
 
 use super::{AllGather, AllToAll, ReduceScatter};
 use crate::messages::assert_message;
-use xtrain_program::{Group, Lane, Op, Tracer};
+use xtrain_program::{Groups, Lane, Op, Tracer};
 use xtrain_tensor::{DType, TensorType};
 
-const GROUP: Group = Group::World { size: 4 };
+const GROUPS: Groups = Groups::world(4);
 
 fn gather(first: usize, rows: usize) -> AllGather {
-    AllGather { group: GROUP, first, rows }
+    AllGather { groups: GROUPS, first, rows }
 }
 
 fn exchange(first: usize, piece_rows: usize) -> AllToAll {
-    AllToAll { group: GROUP, first, piece_rows }
+    AllToAll { groups: GROUPS, first, piece_rows }
 }
 
 fn reduction(first: usize, piece_rows: usize, as_summand: bool) -> ReduceScatter {
-    ReduceScatter { group: GROUP, first, piece_rows, as_summand }
+    ReduceScatter { groups: GROUPS, first, piece_rows, as_summand }
 }
 
 fn refusal(op: &dyn Op, ty: TensorType) -> String {
@@ -74,7 +74,7 @@ fn collectives_are_traced_on_the_communication_lane() {
     let program = tracer.finish();
     assert_eq!(program.instances[0].lane, Lane::Communication);
     let dump = program.to_string();
-    let line = "AllToAll { group: World { size: 4 }, first: 1, piece_rows: 3 }(%0)  \
+    let line = "AllToAll { groups: Groups { size: 4, stride: 1 }, first: 1, piece_rows: 3 }(%0)  \
                 # gradients fprop, communication lane";
     assert!(dump.contains(line), "{dump}");
 }

@@ -9,9 +9,9 @@ use xtrain_ops::cast::Cast;
 use xtrain_ops::collective::{AllGather, AllToAll, ReduceScatter};
 use xtrain_ops::sum_ranks::SumRanks;
 use xtrain_program::{
-    Group, Lane, Op, Program, Role, Stage, StateKind, Storage, Tracer, ValueId, When, WriteMode,
+    Groups, Lane, Op, Program, Role, Stage, StateKind, Storage, Tracer, ValueId, When, WriteMode,
 };
-use xtrain_runtime::{Engine, EngineError, Part, groups};
+use xtrain_runtime::{Engine, EngineError, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
 /// Rows and columns of a tensor of all ranks. Two, three and four ranks get pieces with and without padding.
@@ -29,7 +29,7 @@ struct Builder {
     drawn: u64,
     tracer: Tracer,
     /// Groups of equal size.
-    groups: Vec<Group>,
+    groups: Vec<Groups>,
     /// True if reduce-scatters are drawn.
     adds_over_ranks: bool,
     /// The number of write modes to draw from: the update has no first micro-step.
@@ -45,10 +45,10 @@ struct Builder {
 /// by twos. It has reduce-scatters among as many ranks as `most_added` at most.
 pub(crate) fn random_program(seed: u64, ranks: usize, most_added: usize) -> Program {
     let groups = match (ranks, seed % 2) {
-        (4, 1) => vec![Group::Shard { size: 2 }, Group::Replicas { size: 2 }],
-        _ => vec![Group::World { size: ranks }],
+        (4, 1) => vec![Groups { size: 2, stride: 1 }, Groups { size: 2, stride: 2 }],
+        _ => vec![Groups::world(ranks)],
     };
-    let adds_over_ranks = groups[0].size() <= most_added;
+    let adds_over_ranks = groups[0].size <= most_added;
     let mut builder = Builder {
         rng: Philox::new(seed, 0, 8),
         drawn: 0,
@@ -106,8 +106,8 @@ impl Builder {
     fn step(&mut self, states: [ValueId; 2], piece_states: [ValueId; 2]) {
         let (is_state, which) = (self.draw(3) == 0, self.draw(2));
         let drawn = self.draw(self.groups.len());
-        let group = self.groups[drawn];
-        let first = self.draw(group.size());
+        let groups = self.groups[drawn];
+        let first = self.draw(groups.size);
         match self.draw(if self.adds_over_ranks { 6 } else { 5 }) {
             0 => {
                 let target = is_state.then_some(states[which]);
@@ -125,7 +125,7 @@ impl Builder {
                 let target = is_state.then_some(states[which]);
                 let input = self.draw(self.pieces.len());
                 let inputs = [self.pieces[input]];
-                let op = AllGather { group, first, rows: ROWS };
+                let op = AllGather { groups, first, rows: ROWS };
                 let gathered = self.emit(op, &inputs, target, None, When::Always, WriteMode::Assign);
                 self.full.push(gathered);
             }
@@ -133,7 +133,7 @@ impl Builder {
                 let (count, values) = (2 + self.draw(3), self.full.clone());
                 // Only the exchanges read these.
                 let sums: Vec<ValueId> = (0..count).map(|_| self.sum(&values, None)).collect();
-                let op = || AllToAll { group, first, piece_rows: piece(group).shape[0] };
+                let op = || AllToAll { groups, first, piece_rows: piece(groups).shape[0] };
                 let exchange =
                     |x: &ValueId| self.emit(op(), &[*x], None, None, When::Always, WriteMode::Assign);
                 let exchanged: Vec<ValueId> = sums.iter().map(exchange).collect();
@@ -153,7 +153,7 @@ impl Builder {
                     let lane = self.lane();
                     x = self.emit(Cast { to: DType::BF16 }, &[x], None, Some(lane), when, assign);
                 }
-                let op = AllToAll { group, first, piece_rows: piece(group).shape[0] };
+                let op = AllToAll { groups, first, piece_rows: piece(groups).shape[0] };
                 let pieces = self.emit(op, &[x], None, None, when, assign);
                 // A value that only the last micro-step writes is state.
                 let target = (is_state || when == When::Last).then_some(piece_states[which]);
@@ -166,7 +166,7 @@ impl Builder {
             _ => {
                 let (as_summand, input) = (self.draw(2) == 0, self.draw(self.full.len()));
                 let (x, target) = ([self.full[input]], is_state.then_some(piece_states[which]));
-                let op = ReduceScatter { group, first, piece_rows: piece(group).shape[0], as_summand };
+                let op = ReduceScatter { groups, first, piece_rows: piece(groups).shape[0], as_summand };
                 let (always, assign) = (When::Always, WriteMode::Assign);
                 let sum = match as_summand {
                     false => self.emit(op, &x, target, None, always, assign),
@@ -218,8 +218,8 @@ fn full() -> TensorType {
     TensorType::new(DType::F32, [ROWS, COLS])
 }
 
-fn piece(group: Group) -> TensorType {
-    TensorType::new(DType::F32, [ROWS.div_ceil(group.size()), COLS])
+fn piece(groups: Groups) -> TensorType {
+    TensorType::new(DType::F32, [ROWS.div_ceil(groups.size), COLS])
 }
 
 /// The contents of the input and the states of a rank.
@@ -330,27 +330,27 @@ fn compute(op: &dyn Op, inputs: &[Vec<Vec<f32>>], ty: TensorType) -> Vec<Vec<f32
     if op.is::<SumRanks>() {
         return inputs[0].iter().map(sum).collect();
     }
-    let of_group = |group, rank| -> Vec<usize> { groups(group, ranks).ranks(rank).collect() };
-    if let Some(&AllGather { first, group, .. }) = op.downcast_ref() {
+    let of_group = |groups: Groups, rank| -> Vec<usize> { groups.ranks(rank).collect() };
+    if let Some(&AllGather { first, groups, .. }) = op.downcast_ref() {
         let gathered = |rank| {
-            let ranks = of_group(group, rank);
+            let ranks = of_group(groups, rank);
             let pieces = (0..ranks.len()).flat_map(|p| inputs[0][ranks[(first + p) % ranks.len()]].clone());
             pieces.take(ty.numel()).collect()
         };
         return (0..ranks).map(gathered).collect();
     }
-    let received = |group: Group, first, elements, rank| -> Vec<f32> {
-        let n = group.size();
-        let piece = (groups(group, ranks).place(rank) + n - first) % n;
+    let received = |groups: Groups, first, elements, rank| -> Vec<f32> {
+        let n = groups.size;
+        let piece = (groups.place(rank) + n - first) % n;
         let element = |from: usize, i| inputs[0][from].get(piece * elements + i).copied().unwrap_or(0.0);
         let of = |from| (0..elements).map(move |i| element(from, i));
-        of_group(group, rank).into_iter().flat_map(of).collect()
+        of_group(groups, rank).into_iter().flat_map(of).collect()
     };
-    if let Some(&ReduceScatter { first, group, .. }) = op.downcast_ref() {
-        return (0..ranks).map(|rank| sum(&received(group, first, ty.numel(), rank))).collect();
+    if let Some(&ReduceScatter { first, groups, .. }) = op.downcast_ref() {
+        return (0..ranks).map(|rank| sum(&received(groups, first, ty.numel(), rank))).collect();
     }
-    let Some(&AllToAll { first, group, .. }) = op.downcast_ref() else { panic!("an op of another kind") };
-    (0..ranks).map(|rank| received(group, first, ty.numel() / group.size(), rank)).collect()
+    let Some(&AllToAll { first, groups, .. }) = op.downcast_ref() else { panic!("an op of another kind") };
+    (0..ranks).map(|rank| received(groups, first, ty.numel() / groups.size, rank)).collect()
 }
 
 fn states(program: &Program) -> Vec<(StateKind, Arc<str>, TensorType)> {

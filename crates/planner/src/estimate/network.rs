@@ -7,7 +7,7 @@
 
 use std::fmt;
 use xtrain_config::{ParallelConfig, Transport};
-use xtrain_program::{Collective, Group, Reduce};
+use xtrain_program::{Collective, Groups, Reduce};
 
 /// The connections between the ranks of a run. A collective takes its latency, and the time in which the
 /// slowest connection that it uses moves the bytes that a rank sends. So bandwidths are the bus bandwidth of
@@ -133,19 +133,19 @@ impl Network {
     }
 
     /// Seconds of a collective of a group of `world_size` ranks in which each sends this many bytes.
-    pub fn seconds(&self, collective: Collective, group: Group, world_size: usize, sent_bytes: f64) -> f64 {
-        match group.size() {
+    pub fn seconds(&self, collective: Collective, groups: Groups, world_size: usize, sent_bytes: f64) -> f64 {
+        match groups.size {
             1 => 0.0,
             _ => {
-                let bandwidth = self.bandwidth(collective, group, world_size);
-                self.latency(collective, group, world_size) + sent_bytes / bandwidth
+                let bandwidth = self.bandwidth(collective, groups, world_size);
+                self.latency(collective, groups, world_size) + sent_bytes / bandwidth
             }
         }
     }
 
     /// Seconds of such a collective besides those of its bytes. The last piece of a ring passes all ranks.
-    pub fn latency(&self, collective: Collective, group: Group, world_size: usize) -> f64 {
-        let spread = self.spread(group, world_size);
+    pub fn latency(&self, collective: Collective, groups: Groups, world_size: usize) -> f64 {
+        let spread = self.spread(groups, world_size);
         if spread.is_on_one_node() || !collective.is_ring() {
             return self.latency;
         }
@@ -155,8 +155,8 @@ impl Network {
     }
 
     /// Bytes per second that each rank sends to others of its group, in a run of `world_size` ranks.
-    pub fn bandwidth(&self, collective: Collective, group: Group, world_size: usize) -> f64 {
-        let spread = self.spread(group, world_size);
+    pub fn bandwidth(&self, collective: Collective, groups: Groups, world_size: usize) -> f64 {
+        let spread = self.spread(groups, world_size);
         let within = self.within_node_of(world_size);
         if spread.is_on_one_node() {
             return within;
@@ -175,33 +175,30 @@ impl Network {
     pub fn share_of_gpu(
         &self,
         collective: Collective,
-        group: Group,
+        groups: Groups,
         world_size: usize,
         memory_bandwidth: f64,
     ) -> f64 {
-        let ranks = group.size() as f64;
+        let ranks = groups.size as f64;
         if ranks < 2.0 {
             return 0.0;
         }
-        let passing = self.bandwidth(collective, group, world_size) * 2.0 * ranks / (ranks - 1.0);
+        let passing = self.bandwidth(collective, groups, world_size) * 2.0 * ranks / (ranks - 1.0);
         let by_copies = self.copies.is_some() && !self.spans_nodes(world_size);
         let kernels = if by_copies { 0.0 } else { self.kernel_share };
         (MEMORY_SHARE * passing / memory_bandwidth + kernels).min(MOST_SHARE)
     }
 
     /// The places of the ranks of a group, in a run of `world_size` ranks.
-    fn spread(&self, group: Group, world_size: usize) -> Spread {
-        let (ranks, of_node) = (group.size(), self.ranks_per_node);
-        let on_node = match group {
+    fn spread(&self, groups: Groups, world_size: usize) -> Spread {
+        let (Groups { size: ranks, stride }, of_node) = (groups, self.ranks_per_node);
+        let on_node = match of_node / stride {
             _ if !self.spans_nodes(world_size) => ranks,
+            _ if !of_node.is_multiple_of(stride) => 1,
+            // Each group begins on the first node.
+            places if stride > 1 && ranks * stride == world_size => places.min(ranks),
             // Groups of 6 on nodes of 8: the second one has two ranks of one node and four of the next.
-            Group::Shard { size } if of_node.is_multiple_of(size) => size,
-            Group::Shard { size } | Group::World { size } => greatest_common_divisor(size, of_node),
-            // Neighbours in a group are this far from each other.
-            Group::Replicas { size } => match world_size / size {
-                stride if of_node.is_multiple_of(stride) => (of_node / stride).min(size),
-                _ => 1,
-            },
+            places => greatest_common_divisor(ranks, places),
         };
         Spread { ranks, on_node }
     }
@@ -228,7 +225,7 @@ impl Network {
         if !self.spans_nodes(ranks) {
             return within;
         }
-        let world = Group::World { size: ranks };
+        let world = Groups::world(ranks);
         let ring = Rate(self.bandwidth(Collective::AllGather { first: 0 }, world, ranks));
         let nic = Rate(self.nic);
         format!(
@@ -276,7 +273,7 @@ mod tests {
         for (n, gather, reduce) in [(2, 0.70, 1.37), (4, 1.03, 2.04), (8, 1.19, 2.37)] {
             for (bytes, expected) in [(2.0, gather), (4.0, reduce)] {
                 let sent = bytes * block * (n - 1) as f64 / n as f64;
-                near(1e3 * network.seconds(GATHER, Group::World { size: n }, n, sent), expected, 0.02);
+                near(1e3 * network.seconds(GATHER, Groups::world(n), n, sent), expected, 0.02);
             }
         }
     }
@@ -284,7 +281,7 @@ mod tests {
     #[test]
     fn bandwidths_between_nodes_are_those_that_were_published() {
         let network = Network::of_gpus(330e9, None, 48e9);
-        let of = |collective, ranks| network.bandwidth(collective, Group::World { size: ranks }, ranks);
+        let of = |collective, ranks| network.bandwidth(collective, Groups::world(ranks), ranks);
         // All NICs of a node work for a ring, and NVLink is the limit.
         assert_eq!([16, 64, 1024].map(|ranks| of(GATHER, ranks)), [330e9; 3]);
         // nodes / (nodes - 1) times that of a NIC, within a percent (NVIDIA/nccl-tests, issue 130).
@@ -296,7 +293,7 @@ mod tests {
         let bus = |nodes: usize| {
             let (ranks, bytes) = (8 * nodes, 8e9);
             let sent = bytes * (ranks - 1) as f64 / ranks as f64;
-            sent / network.seconds(GATHER, Group::World { size: ranks }, ranks, sent) / 1e9
+            sent / network.seconds(GATHER, Groups::world(ranks), ranks, sent) / 1e9
         };
         for (nodes, measured) in [(4, 360.0), (8, 345.0), (16, 320.0), (32, 300.0), (64, 280.0), (128, 260.0)]
         {
@@ -310,26 +307,26 @@ mod tests {
     #[test]
     fn the_slowest_connection_that_a_group_uses_decides() {
         let network = plain(100.0, 10.0, 4);
-        let seconds = |collective, group, ranks| {
-            let latency = network.latency(collective, group, ranks);
-            (network.seconds(collective, group, ranks, 1000.0) - latency).round()
+        let seconds = |collective, groups, ranks| {
+            let latency = network.latency(collective, groups, ranks);
+            (network.seconds(collective, groups, ranks, 1000.0) - latency).round()
         };
-        let world = |collective, size| seconds(collective, Group::World { size }, size);
+        let world = |collective, size| seconds(collective, Groups::world(size), size);
         assert_eq!([2, 4, 8].map(|size| world(GATHER, size)), [10.0, 10.0, 25.0]);
         // Of seven others, four are on the other node.
         assert_eq!([2, 4, 8].map(|size| world(EXCHANGE, size)), [10.0, 10.0, (4000.0_f64 / 70.0).round()]);
         // Ranks 3, 4 and 5 are a group of two nodes; ranks 0 to 5 have two of the second node.
-        let shard = |size, ranks| seconds(GATHER, Group::Shard { size }, ranks);
+        let shard = |size, ranks| seconds(GATHER, Groups { size, stride: 1 }, ranks);
         assert_eq!([shard(2, 8), shard(3, 6), shard(3, 3), shard(8, 16)], [10.0, 100.0, 10.0, 25.0]);
         // Two replicas of four ranks: each is a node, and a rank has its NIC. Of four replicas of two ranks,
         // two are on each node, so rings use two NICs.
-        let replicas = |collective, size| seconds(collective, Group::Replicas { size }, 8);
+        let replicas = |collective, size| seconds(collective, Groups { size, stride: 8 / size }, 8);
         assert_eq!([replicas(GATHER, 2), replicas(EXCHANGE, 2), replicas(GATHER, 4)], [100.0, 100.0, 50.0]);
-        assert_eq!(seconds(GATHER, Group::Shard { size: 4 }, 8), 10.0);
+        assert_eq!(seconds(GATHER, Groups { size: 4, stride: 1 }, 8), 10.0);
         assert_eq!([3, 4, 6, 8].map(|ranks| network.nodes(ranks)), [None, None, None, Some(2)]);
         // Copies reach the memory of GPUs of the same node alone.
         let copies = Network { copies: Some(200.0), ..network };
-        let bandwidth = |ranks| copies.bandwidth(GATHER, Group::World { size: ranks }, ranks);
+        let bandwidth = |ranks| copies.bandwidth(GATHER, Groups::world(ranks), ranks);
         assert_eq!([bandwidth(4), bandwidth(8)], [200.0, 40.0]);
         let by = |transport, reduce| {
             copies.of_run(&ParallelConfig { transport, reduce, ..ParallelConfig::default() }).copies
@@ -348,7 +345,7 @@ mod tests {
         let of = |nic, ring| {
             let network = network.with_bandwidths(nic, ring);
             [GATHER, EXCHANGE].map(|collective| {
-                network.bandwidth(collective, Group::World { size: 64 }, 64)
+                network.bandwidth(collective, Groups::world(64), 64)
                     * if collective == EXCHANGE { 56.0 / 63.0 } else { 1.0 }
             })
         };
@@ -370,8 +367,9 @@ mod tests {
     #[test]
     fn kernels_lose_a_share_of_the_gpu_to_collectives() {
         let network = Network::of_gpus(300e9, Some(400e9), 50e9);
-        let share =
-            |network: Network, size, ranks| network.share_of_gpu(GATHER, Group::Shard { size }, ranks, 4e12);
+        let share = |network: Network, size, ranks| {
+            network.share_of_gpu(GATHER, Groups { size, stride: 1 }, ranks, 4e12)
+        };
         let is =
             |found: f64, expected: f64| assert!((found - expected).abs() < 1e-9, "{found}, not {expected}");
         is(share(network, 1, 8), 0.0);
@@ -382,7 +380,7 @@ mod tests {
         is(share(by(Transport::Nccl), 2, 8), 0.75 * 0.3 + NCCL_SHARE);
         is(share(by(Transport::Host), 2, 8), 0.75 * 4.0 * TCP_BANDWIDTH / 4e12);
         // Copies reach no other node: NCCL's kernels, at the bandwidth between nodes for a group of all.
-        let all = network.share_of_gpu(EXCHANGE, Group::World { size: 16 }, 16, 4e12);
+        let all = network.share_of_gpu(EXCHANGE, Groups::world(16), 16, 4e12);
         is(all, 0.75 * (50e9 * 15.0 / 8.0) * 32.0 / 15.0 / 4e12 + NCCL_SHARE);
         is(share(Network { copies: Some(f64::INFINITY), ..network }, 2, 2), MOST_SHARE);
     }

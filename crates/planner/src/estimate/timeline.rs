@@ -312,20 +312,21 @@ fn simulate(
 
 /// The number of ranks: a step with replicas has a collective of all, for its numbers.
 fn world_size(program: &Program) -> usize {
-    let group = |instance: &Instance| instance.code.op().collective().map(|(_, group)| group.size());
-    program.instances.iter().filter_map(group).max().unwrap_or(1)
+    let size = |instance: &Instance| instance.code.op().collective().map(|(_, groups)| groups.size);
+    program.instances.iter().filter_map(size).max().unwrap_or(1)
 }
 
 /// The share of the GPU that kernels lose beside an instance, which is 0 for one that is no collective.
 fn share_of_gpu(instance: &Instance, device: &Device, world_size: usize) -> f64 {
-    let share =
-        |(collective, group)| device.network.share_of_gpu(collective, group, world_size, device.rates.memory);
+    let share = |(collective, groups)| {
+        device.network.share_of_gpu(collective, groups, world_size, device.rates.memory)
+    };
     instance.code.op().collective().map_or(0.0, share)
 }
 
 /// Seconds of an instance besides those of the bytes that it sends.
 fn latency(instance: &Instance, device: &Device, world_size: usize) -> f64 {
-    let latency = |(collective, group)| device.network.latency(collective, group, world_size);
+    let latency = |(collective, groups)| device.network.latency(collective, groups, world_size);
     instance.code.op().collective().map_or(0.0, latency)
 }
 
@@ -338,10 +339,10 @@ fn seconds(
     is_first: bool,
 ) -> f64 {
     match instance.code.op().collective() {
-        Some((collective, group)) => {
+        Some((collective, groups)) => {
             let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
             let sent_bytes = instance.code.op().cost(&inputs, &outputs).sent_bytes;
-            device.network.seconds(collective, group, world_size, sent_bytes)
+            device.network.seconds(collective, groups, world_size, sent_bytes)
         }
         None => instance_seconds(program, instance, &device.rates, is_first),
     }

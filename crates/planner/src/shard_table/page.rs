@@ -8,7 +8,7 @@ use crate::shard_table::SHARDS;
 use std::fs;
 use std::path::{Path, PathBuf};
 use xtrain_config::Config;
-use xtrain_program::{Collective, Group, Lane, Program, Region, Stage};
+use xtrain_program::{Collective, Groups, Lane, Program, Region, Stage};
 use xtrain_rank::Rank;
 use xtrain_step::engine::Target;
 use xtrain_step::programs;
@@ -72,7 +72,7 @@ fn gathers() -> String {
         let network = device.network.with_bandwidths(None, Some(bandwidth));
         let ms = |bytes: usize| {
             let sent = (bytes * weights) as f64 * 15.0 / 16.0;
-            1e3 * network.seconds(Collective::AllGather { first: 0 }, Group::World { size: 16 }, 16, sent)
+            1e3 * network.seconds(Collective::AllGather { first: 0 }, Groups::world(16), 16, sent)
         };
         let row: Vec<String> = [4, 2, 1].map(|bytes| format!("{:.1} ms", ms(bytes))).to_vec();
         out.push_str(&format!("| {} | {} | {:.1} ms |\n", bandwidth / 1e9, row.join(" | "), 1e3 * forward));

@@ -2,7 +2,7 @@
 
 use super::ShardOps;
 use super::quantized::{self, CopySource, RankRows};
-use crate::{Gather, Gathered, Program, RowShard, StateKind, Storage, Transposed, ValueId};
+use crate::{Gather, Gathered, ParameterCut, Program, RowShard, StateKind, Storage, Transposed, ValueId};
 use std::collections::HashMap;
 use xtrain_tensor::DType;
 
@@ -11,7 +11,7 @@ use xtrain_tensor::DType;
 pub(super) fn cut_state(
     program: &mut Program,
     gather: Gather,
-    cuts: &HashMap<String, RowShard>,
+    cuts: &HashMap<String, ParameterCut>,
     ops: &dyn ShardOps,
 ) {
     let mut is_read = vec![false; program.values.len()];
@@ -21,7 +21,10 @@ pub(super) fn cut_state(
     let mut instead_of = HashMap::new();
     for p in 0..program.parameters.len() {
         let parameter = &program.parameters[p];
-        let Some(&cut) = cuts.get(&*parameter.name) else { continue };
+        let Some(&ParameterCut { shard: cut, .. }) = cuts.get(&*parameter.name) else { continue };
+        if cut.groups.size == 1 {
+            continue;
+        }
         let (name, master, compute) = (parameter.name.clone(), parameter.master, parameter.compute);
         let whole = program.ty(master);
         let mut gathered = Vec::new();

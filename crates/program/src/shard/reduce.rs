@@ -23,8 +23,8 @@ use super::slots::Slots;
 use super::{MICRO_STEP, ShardOps};
 use crate::program::instantiate;
 use crate::{
-    Code, Instance, Op, Origin, Output, Parallel, Program, Reduce, Role, RowShard, Stage, StateKind, Storage,
-    TraceError, ValueId, When, WriteMode,
+    Code, Instance, Op, Origin, Output, Parallel, ParameterCut, Program, Reduce, Role, RowShard, Stage,
+    StateKind, Storage, TraceError, ValueId, When, WriteMode,
 };
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -36,7 +36,7 @@ use xtrain_tensor::{DType, Shape, TensorType};
 pub(super) fn reduce(
     mut program: Program,
     parallel: &Parallel,
-    cuts: &HashMap<String, RowShard>,
+    cuts: &HashMap<String, ParameterCut>,
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {
     let levels = match parallel.reduce {
@@ -205,7 +205,7 @@ impl ReducePass<'_> {
         &mut self,
         parameters: &mut Vec<usize>,
         block: Option<u32>,
-        cuts: &HashMap<String, RowShard>,
+        cuts: &HashMap<String, ParameterCut>,
     ) -> Result<(), TraceError> {
         let mut reductions = Vec::new();
         for parameter in parameters.drain(..) {
@@ -237,13 +237,14 @@ impl ReducePass<'_> {
         }
     }
 
-    fn reduce_parameter(&mut self, parameter: usize, cut: RowShard) -> Result<(), TraceError> {
+    fn reduce_parameter(&mut self, parameter: usize, cut: ParameterCut) -> Result<(), TraceError> {
         let Some(gradient) = self.out.parameters[parameter].gradient else { return Ok(()) };
         let name = self.out.parameters[parameter].name.clone();
         let origin = Origin { block: None, site: name.clone(), role: Role::Reduce, stage: Stage::Backward };
         let (whole, parallel) = (self.out.ty(gradient), self.parallel);
-        let (shards, replicas) = (parallel.shards() > 1, parallel.replicas > 1);
-        let cuts_state = parallel.cuts_state();
+        let ParameterCut { shard: cut, replicas: replica_groups, .. } = cut;
+        let (shards, replicas) = (cut.groups.size > 1, replica_groups.size > 1);
+        let cuts_state = shards && parallel.cuts_state();
         let in_each_micro_step = self.levels.is_some() || parallel.cuts_gradients();
         let levels = self.levels.unwrap_or(0);
         if parallel.rank.world_size == 1 && levels == 0 {
@@ -272,9 +273,9 @@ impl ReducePass<'_> {
         }
         let rows = self.out.ty(sum).shape[0];
         let of_replica = RowShard {
-            group: parallel.replica_group(),
+            groups: replica_groups,
             first: 0,
-            piece_rows: rows.div_ceil(parallel.replicas),
+            piece_rows: rows.div_ceil(replica_groups.size),
             rows,
         };
         if replicas {

@@ -17,8 +17,8 @@ use super::quantized::{self, CopySource, RankRows};
 use super::slots::Slots;
 use crate::program::instantiate;
 use crate::{
-    Code, Gather, Instance, Op, Origin, Parallel, Program, Quantized, QuantizedRows, Role, RowShard, Stage,
-    StateKind, Storage, TraceError, ValueId,
+    Code, Gather, Instance, Op, Origin, Parallel, ParameterCut, Program, Quantized, QuantizedRows, Role,
+    RowShard, Stage, StateKind, Storage, TraceError, ValueId,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,14 +28,17 @@ use xtrain_tensor::{DType, TensorType};
 pub(super) fn gather(
     mut program: Program,
     parallel: &Parallel,
-    cuts: &HashMap<String, RowShard>,
+    cuts: &HashMap<String, ParameterCut>,
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {
     let windows = windows(&program);
     let prefetch_blocks = parallel.prefetch_blocks;
     let mut copies = Copies::new(prefetch_blocks);
     for p in 0..program.parameters.len() {
-        let Some(&cut) = cuts.get(&*program.parameters[p].name) else { continue };
+        let Some(&ParameterCut { shard: cut, .. }) = cuts.get(&*program.parameters[p].name) else { continue };
+        if cut.groups.size == 1 {
+            continue;
+        }
         let owner = windows.iter().find(|window| window.reads(p)).map(|window| window.owner);
         copies.cut(&mut program, p, owner, cut, parallel.gather, ops);
     }

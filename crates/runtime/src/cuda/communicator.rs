@@ -8,7 +8,7 @@ use crate::part::ProgramId;
 use thiserror::Error;
 use xtrain_cuda::{CudaError, Delay, DeviceSpan, Stream};
 use xtrain_distributed::{CommError, Pace};
-use xtrain_program::{Collective, Group, Program};
+use xtrain_program::{Collective, Groups, Program};
 
 /// The collectives of a rank, on GPU memory.
 ///
@@ -54,7 +54,7 @@ pub(super) trait DeviceCommunicator: Send + Sync {
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) collective: Collective,
-    pub(super) group: Group,
+    pub(super) groups: Groups,
     pub(super) input: DeviceSpan<'a>,
     pub(super) output: DeviceSpan<'a>,
 }
@@ -117,22 +117,20 @@ impl DeviceCommunicator for Copies {
         let begin = |(_, delay): &(Pace, Delay)| delay.begin(stream);
         self.pace.as_ref().map_or(Ok(()), begin)?;
         calls.iter().try_for_each(|call| copy(*call, stream))?;
-        let sent = || {
-            calls.iter().map(|call| (sending(call.collective, call.group, self.world_size), sent_bytes(call)))
-        };
+        let sent = || calls.iter().map(|call| (sending(call.collective, call.groups), sent_bytes(call)));
         let end = |(pace, delay): &(Pace, Delay)| delay.end(pace.least(sent()), stream);
         Ok(self.pace.as_ref().map_or(Ok(()), end)?)
     }
 }
 
 /// Bytes that a rank sends to others in this collective.
-fn sent_bytes(Call { collective, group, input, output }: &Call<'_>) -> u64 {
-    (collective.piece_bytes(*group, input.bytes(), output.bytes()) * (group.size() - 1)) as u64
+fn sent_bytes(Call { collective, groups, input, output }: &Call<'_>) -> u64 {
+    (collective.piece_bytes(*groups, input.bytes(), output.bytes()) * (groups.size - 1)) as u64
 }
 
-fn copy(Call { collective, group, input, output }: Call<'_>, stream: &Stream) -> Result<(), CudaError> {
-    let n = group.size();
-    let piece = collective.piece_bytes(group, input.bytes(), output.bytes());
+fn copy(Call { collective, groups, input, output }: Call<'_>, stream: &Stream) -> Result<(), CudaError> {
+    let n = groups.size;
+    let piece = collective.piece_bytes(groups, input.bytes(), output.bytes());
     // What each rank sends to this one.
     let sent = match collective {
         Collective::AllGather { .. } => input,

@@ -6,7 +6,7 @@ use crate::part::ProgramId;
 use std::sync::{Arc, Mutex, PoisonError};
 use xtrain_cuda::{CudaError, PinnedMemory, Stream, exclude_capture};
 use xtrain_distributed::Communicator;
-use xtrain_program::{Collective, Group, Program};
+use xtrain_program::{Collective, Groups, Program};
 
 /// A communicator that copies an input to the host, waits there for the other ranks, and copies the output
 /// back. Since the host takes part, its collectives are not recorded in graphs.
@@ -28,8 +28,8 @@ impl HostStaged {
 }
 
 /// Bytes of the input and the output of a collective with their padding, given those without.
-fn padded_operands((collective, group): (Collective, Group), input: usize, output: usize) -> [usize; 2] {
-    let padded = padded_bytes(collective, group, input, output);
+fn padded_operands((collective, groups): (Collective, Groups), input: usize, output: usize) -> [usize; 2] {
+    let padded = padded_bytes(collective, groups, input, output);
     match collective {
         Collective::AllGather { .. } => [input, padded],
         Collective::AllToAll { .. } | Collective::ReduceScatter { .. } => [padded, padded],
@@ -73,10 +73,10 @@ impl DeviceCommunicator for HostStaged {
 impl HostStaged {
     fn exchange(
         &self,
-        Call { collective, group, input, output }: Call<'_>,
+        Call { collective, groups, input, output }: Call<'_>,
         stream: &Stream,
     ) -> Result<(), DeviceCommError> {
-        let call = (collective, group);
+        let call = (collective, groups);
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let Buffers { input: sent, output: received } =
             buffers.as_mut().expect("they were reserved when the program was loaded");

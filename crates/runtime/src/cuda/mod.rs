@@ -311,10 +311,10 @@ impl CudaEngine {
 
     /// The collective of an instance, if it is one.
     fn call(&self, loaded: &Loaded, instance: &Instance) -> Option<Call<'_>> {
-        let (collective, group) = instance.code.op().collective()?;
+        let (collective, groups) = instance.code.op().collective()?;
         let span = |value| self.arena.memory(loaded.span(value));
         let (input, output) = (span(instance.inputs[0]), span(instance.outputs[0].value));
-        Some(Call { collective, group, input, output })
+        Some(Call { collective, groups, input, output })
     }
 
     /// Makes the checks that follow an instance.

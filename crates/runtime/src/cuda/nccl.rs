@@ -2,7 +2,6 @@
 
 use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator, piece_of};
 use super::watchdog::{PeerLink, Watchdog};
-use crate::collective::groups;
 use crate::part::ProgramId;
 use std::sync::Arc;
 use xtrain_cuda::{Context, CudaError, DeviceSpan, NcclCall, NcclCommunicator, NcclId, Stream};
@@ -114,17 +113,16 @@ impl DeviceCommunicator for Nccl {
 
     /// All of `calls` are one group of NCCL's: it launches one kernel for them.
     fn enqueue(&self, calls: &[Call<'_>], stream: &Stream) -> Result<(), DeviceCommError> {
-        let Some(&Call { group, .. }) = calls.first() else { return Ok(()) };
-        if group.size() == 1 {
+        let Some(&Call { groups: kind, .. }) = calls.first() else { return Ok(()) };
+        if kind.size == 1 {
             return Copies::unpaced(1).enqueue(calls, stream);
         }
-        let kind = groups(group, self.world_size);
         let found = self.groups.communicators.iter().find(|(groups, _)| *groups == kind);
         let (_, communicator) = found.expect("the groups of the run have communicators");
         let rank = communicator.rank();
         let mut together = Vec::new();
-        for &Call { collective, group, input, output } in calls {
-            let piece = collective.piece_bytes(group, input.bytes(), output.bytes());
+        for &Call { collective, groups, input, output } in calls {
+            let piece = collective.piece_bytes(groups, input.bytes(), output.bytes());
             together.extend(match collective {
                 Collective::AllGather { first } => gather(first, rank.world_size, input, output),
                 Collective::AllToAll { first } => exchange(first, rank, piece, input, output, stream)?,

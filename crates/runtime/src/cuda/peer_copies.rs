@@ -17,7 +17,6 @@
 use super::arena::{Arena, ArenaSpan};
 use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator, piece_of};
 use super::watchdog::{PeerLink, Watchdog};
-use crate::collective::groups;
 use crate::part::ProgramId;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::AsFd;
@@ -217,11 +216,11 @@ impl DeviceCommunicator for PeerCopies {
     }
 
     fn enqueue(&self, calls: &[Call<'_>], stream: &Stream) -> Result<(), DeviceCommError> {
-        let Some(&Call { group, .. }) = calls.first() else { return Ok(()) };
-        if group.size() == 1 {
+        let Some(&Call { groups: kind, .. }) = calls.first() else { return Ok(()) };
+        if kind.size == 1 {
             return Copies::unpaced(1).enqueue(calls, stream);
         }
-        let (rank, kind) = (self.host.rank(), groups(group, self.host.world_size()));
+        let rank = self.host.rank();
         let place = kind.place(rank);
         let ranks: Vec<usize> = kind.ranks(rank).collect();
         // Each rank begins with its successor, so that no two copy to one rank at the same time.
@@ -266,7 +265,7 @@ struct SentPiece<'a> {
 
 /// The bytes that the rank at the place `from` of a group of `n` sends to that at the place `to`.
 fn piece<'a>(call: &Call<'a>, from: usize, to: usize, n: usize) -> SentPiece<'a> {
-    let bytes = call.collective.piece_bytes(call.group, call.input.bytes(), call.output.bytes());
+    let bytes = call.collective.piece_bytes(call.groups, call.input.bytes(), call.output.bytes());
     match call.collective {
         Collective::AllGather { first } => {
             let to = piece_of(call.output, (from + n - first % n) % n, bytes);
@@ -282,7 +281,7 @@ fn piece<'a>(call: &Call<'a>, from: usize, to: usize, n: usize) -> SentPiece<'a>
 
 /// The bytes of the output that no rank sends, which are zeros.
 fn padding<'a>(call: &Call<'a>, place: usize, n: usize) -> Vec<DeviceSpan<'a>> {
-    let bytes = call.collective.piece_bytes(call.group, call.input.bytes(), call.output.bytes());
+    let bytes = call.collective.piece_bytes(call.groups, call.input.bytes(), call.output.bytes());
     let sent = piece(call, place, place, n).sent.bytes();
     match call.collective {
         Collective::AllToAll { .. } if sent < bytes => {

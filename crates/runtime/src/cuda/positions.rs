@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::ops::Range;
 use xtrain_cuda::{CudaError, Stream, StreamProgress};
-use xtrain_program::{Group, Instance, Program, order};
+use xtrain_program::{Groups, Instance, Program, order};
 
 /// The side of collectives at which a stream is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Positions {
 fn words(program: &Program, run: Range<usize>) -> Option<String> {
     let instances = &program.instances[run];
     let (first, op) = (&instances[0], instances[0].code.op());
-    let (_, group) = op.collective()?;
+    let (_, Groups { size, stride }) = op.collective()?;
     let mut words = format!("{} at {} ({})", op.name(), first.origin, first.origin.role.name());
     if let more @ 1.. = instances.len() - 1 {
         // Writing to a string succeeds.
@@ -69,10 +69,9 @@ fn words(program: &Program, run: Range<usize>) -> Option<String> {
     }
     let sent = |i: &Instance| i.code.op().cost(&program.input_types(i), &program.output_types(i)).sent_bytes;
     let bytes: f64 = instances.iter().map(sent).sum();
-    let ranks = match group {
-        Group::World { size } => format!("all {size} ranks"),
-        Group::Shard { size } => format!("the {size} ranks of a replica"),
-        Group::Replicas { size } => format!("the ranks with equal rows of {size} replicas"),
+    let ranks = match stride {
+        1 => format!("{size} ranks"),
+        _ => format!("{size} ranks, {stride} apart"),
     };
     Some(format!("{words}, which sends {bytes} bytes from each of {ranks}"))
 }

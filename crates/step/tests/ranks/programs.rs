@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use xtrain_model::{Family, Recipe};
 use xtrain_program::order::{self, Order};
 use xtrain_program::{
-    Gather, Group, Instance, Lane, Phase, Program, Reduce, Role, Shard, StateKind, Storage, ValueId, When,
+    Gather, Groups, Instance, Lane, Phase, Program, Reduce, Role, Shard, StateKind, Storage, ValueId, When,
 };
 use xtrain_step::engine::Target;
 use xtrain_step::layout::Layout;
@@ -315,7 +315,7 @@ fn replicas_add_their_rows_once_in_a_step_of_the_same_world() {
         let program = training(&world, 0);
         let whole: usize = program.parameters.iter().map(|p| 4 * program.whole_type(p).numel()).sum();
         let among_replicas = |instance: &&xtrain_program::Instance| {
-            matches!(instance.code.op().collective(), Some((_, Group::Replicas { size: 2 })))
+            matches!(instance.code.op().collective(), Some((_, Groups { size: 2, stride: 2 })))
         };
         let mut bytes = 0;
         for instance in program.instances.iter().filter(among_replicas) {
@@ -325,10 +325,10 @@ fn replicas_add_their_rows_once_in_a_step_of_the_same_world() {
         // A rank's rows, which are half of all, and half of those again; paddings are small.
         let expected = whole / 2 + whole / 4;
         assert!(bytes >= expected && bytes < expected + expected / 10, "{shard:?}: {bytes} of {expected}");
-        let of_world = program
-            .instances
-            .iter()
-            .filter(|instance| matches!(instance.code.op().collective(), Some((_, Group::World { .. }))));
+        let is_of_world = |instance: &&xtrain_program::Instance| {
+            instance.code.op().collective().is_some_and(|(_, groups)| groups == Groups::world(4))
+        };
+        let of_world = program.instances.iter().filter(is_of_world);
         // The words of the step.
         assert_eq!(of_world.count(), 1, "{shard:?}");
     }

@@ -19,6 +19,8 @@ pub struct ParameterSpec {
     pub group: ParameterGroup,
     /// Its initial values.
     pub init: Init,
+    /// The experts to which its rows belong, in equal runs; `None` if it belongs to every token.
+    pub experts: Option<usize>,
     /// The tensors of a Hugging Face folder that it consists of.
     pub parts: HfParts,
     /// Another form in which a folder may hold it.
@@ -226,6 +228,7 @@ impl List<'_> {
                         shape: vec![experts.count],
                         group: ParameterGroup::RouterBias,
                         init: Init::Zeros,
+                        experts: None,
                         parts: HfParts::one(hf_name, experts.count),
                         whole: None,
                     });
@@ -262,6 +265,7 @@ impl List<'_> {
         };
         if let Some(last) = self.parameters.last_mut() {
             last.whole = linear.whole.as_ref().map(whole);
+            last.experts = linear.experts.map(|experts| experts.count);
         }
         if linear.bias {
             self.parameters.push(ParameterSpec {
@@ -269,6 +273,7 @@ impl List<'_> {
                 shape: vec![linear.rows()],
                 group: ParameterGroup::Bias,
                 init: Init::Zeros,
+                experts: linear.experts.map(|experts| experts.count),
                 parts: parts("bias"),
                 whole: None,
             });
@@ -277,7 +282,7 @@ impl List<'_> {
 
     fn matrix(&mut self, group: ParameterGroup, name: &str, shape: [usize; 2], init: Init, parts: HfParts) {
         let (name, shape, whole) = (name.into(), shape.to_vec(), None);
-        self.parameters.push(ParameterSpec { name, shape, group, init, parts, whole });
+        self.parameters.push(ParameterSpec { name, shape, group, init, experts: None, parts, whole });
     }
 
     /// The parameters of a norm of the residual stream.
@@ -293,6 +298,7 @@ impl List<'_> {
             shape: vec![width],
             group: ParameterGroup::Norm,
             init,
+            experts: None,
             parts: HfParts::one(theirs, width),
             whole: None,
         });

@@ -13,6 +13,9 @@ pub struct Parallel {
     /// Groups of ranks that each hold all state together (hybrid sharding; Zhao et al., arXiv 2304.11277,
     /// section 3.2.2). It divides the number of ranks. Rank r is of the replica r / n, for n ranks of each.
     pub replicas: usize,
+    /// Neighbouring ranks that share the experts of each block: each computes with its part of them. It
+    /// divides the ranks of a replica, and the experts. 1 if every rank computes with all experts.
+    pub expert: usize,
     /// The state that is cut among the ranks of a replica.
     pub shard: Shard,
     /// The order in which gradients are added.
@@ -93,6 +96,7 @@ impl Parallel {
     pub const ALONE: Parallel = Parallel {
         rank: Rank::ALONE,
         replicas: 1,
+        expert: 1,
         shard: Shard::None,
         reduce: Reduce::SameWorld,
         tree_micro_steps: 1,
@@ -114,6 +118,16 @@ impl Parallel {
     /// The ranks of a replica.
     pub const fn shard_groups(&self) -> Groups {
         Groups { size: self.shards(), stride: 1 }
+    }
+
+    /// The ranks that share the experts of each block.
+    pub const fn expert_groups(&self) -> Groups {
+        Groups { size: self.expert, stride: 1 }
+    }
+
+    /// The ranks of a replica that compute with the same experts.
+    pub const fn expert_shard_groups(&self) -> Groups {
+        Groups { size: self.shards() / self.expert, stride: self.expert }
     }
 
     /// The ranks that have equal rows, one of each replica.

@@ -6,7 +6,7 @@ use crate::linear_gemms::weights_scaled_by_blocks;
 use crate::training_spec::TrainingSpec;
 use std::collections::HashMap;
 use std::ops::Range;
-use xtrain_model::{Architecture, Numerics};
+use xtrain_model::{Architecture, Numerics, ParameterSpec};
 use xtrain_program::{
     Groups, Parallel, ParameterCut, Program, Reduce, RowShard, Rows, StateKind, Storage, Value, cut,
 };
@@ -80,13 +80,15 @@ impl Layout {
         numerics: &Numerics,
         parallel: Parallel,
     ) -> Result<Layout, ProgramError> {
-        check(&parallel)?;
+        check(&parallel, model)?;
         if parallel == Parallel::ALONE {
             return Ok(Layout::alone());
         }
         let by_blocks = weights_scaled_by_blocks(model, numerics);
         let mut parameters = model.parameters();
         parameters.retain(|p| p.group.is_trained());
+        // The parts in which ranks compute with a parameter.
+        let parts = |p: &ParameterSpec| if p.experts.is_some() { parallel.expert } else { 1 };
         let rows = parameters.iter().map(|p| {
             let unit = if by_blocks.contains(&p.name) { TILE } else { 1 };
             let rows = p.shape[0];
@@ -94,7 +96,7 @@ impl Layout {
                 Reduce::SameWorld | Reduce::Fast => unit,
                 Reduce::AnyWorld => rows.div_ceil(ANY_WORLD_UNITS).next_multiple_of(unit),
             };
-            Rows { rows, row_elements: p.shape[1..].iter().product(), unit }
+            Rows { rows: rows / parts(p), row_elements: p.shape[1..].iter().product(), unit }
         });
         let rows: Vec<Rows> = rows.collect();
         let most = rows.iter().zip(&parameters).max_by_key(|(rows, _)| rows.units());
@@ -112,10 +114,20 @@ impl Layout {
         }
         let names = || parameters.iter().map(|p| p.name.clone());
         let units = names().zip(rows.iter().map(|rows| rows.unit)).collect();
-        let of_parameter =
-            |shard| ParameterCut { parts: Groups::world(1), shard, replicas: parallel.replica_groups() };
-        let cuts = cut(&rows, parallel.shard_groups()).into_iter().map(of_parameter);
-        Ok(Layout { parallel, cuts: names().zip(cuts).collect(), units })
+        let mut cuts = HashMap::new();
+        for (parts_of, groups) in
+            [(1, parallel.shard_groups()), (parallel.expert, parallel.expert_shard_groups())]
+        {
+            let is_of = |p: &ParameterSpec| parts(p) == parts_of && !cuts.contains_key(&p.name);
+            let (own, of_own): (Vec<&ParameterSpec>, Vec<Rows>) =
+                parameters.iter().zip(&rows).filter(|(p, _)| is_of(p)).unzip();
+            let parts = Groups { size: parts_of, stride: 1 };
+            let replicas = parallel.replica_groups();
+            let of = |shard| ParameterCut { parts, shard, replicas };
+            let names = own.into_iter().map(|p| p.name.clone());
+            cuts.extend(names.zip(cut(&of_own, groups).into_iter().map(of)).collect::<Vec<_>>());
+        }
+        Ok(Layout { parallel, cuts, units })
     }
 
     /// The ranks.
@@ -209,18 +221,45 @@ fn divisors(n: usize) -> impl Iterator<Item = usize> {
     (1..=n).filter(move |divisor| n.is_multiple_of(*divisor))
 }
 
-/// Refuses settings that contradict each other.
-fn check(parallel: &Parallel) -> Result<(), ProgramError> {
+/// Refuses settings that contradict each other or the model.
+fn check(parallel: &Parallel, model: &Architecture) -> Result<(), ProgramError> {
     let Parallel { rank: Rank { world_size, .. }, replicas, .. } = *parallel;
     if replicas == 0 || !world_size.is_multiple_of(replicas) {
         return Err(ProgramError::Refused(format!(
             "{world_size} ranks cannot be divided into parallel.replicas = {replicas} groups of equal size"
         )));
     }
+    check_experts(parallel, model)?;
     if parallel.reduce.is_any_world() && !world_size.is_power_of_two() {
         return Err(ProgramError::Refused(format!(
             "parallel.reduce = \"any-world\" adds gradients as a binary tree over ranks, whose number must be a power of two, not \
              {world_size}; use another number of ranks, or leave the key out"
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses ranks that cannot share the experts of the model.
+fn check_experts(parallel: &Parallel, model: &Architecture) -> Result<(), ProgramError> {
+    let (expert, shards) = (parallel.expert, parallel.shards());
+    if expert == 1 {
+        return Ok(());
+    }
+    let counts: Vec<usize> =
+        model.layers.iter().filter_map(|layer| layer.feed_forward.experts()).map(|e| e.count).collect();
+    let Some(&most) = counts.iter().max() else {
+        return Err(ProgramError::Refused(format!(
+            "parallel.expert = {expert} shares experts, and this model has none; leave the key out"
+        )));
+    };
+    let divides = |n: usize| counts.iter().chain([&shards]).all(|count| count.is_multiple_of(n));
+    if expert == 0 || !divides(expert) {
+        let nearest = (1..=most.min(shards)).filter(|n| divides(*n)).min_by_key(|n| n.abs_diff(expert));
+        let of = if parallel.replicas > 1 { " of a replica" } else { "" };
+        return Err(ProgramError::Refused(format!(
+            "parallel.expert = {expert} must divide the {shards} ranks{of} and the {most} experts of a block; the nearest value that \
+             does is {}",
+            nearest.unwrap_or(1)
         )));
     }
     Ok(())

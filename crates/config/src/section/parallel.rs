@@ -59,6 +59,7 @@ impl ParallelConfig {
             rank,
             // One process has no other to hold a replica.
             replicas: if rank.is_alone() { 1 } else { self.replicas },
+            expert: 1,
             shard: self.shard,
             reduce: self.reduce,
             tree_micro_steps: if self.reduce.is_any_world() { micro_steps } else { 1 },

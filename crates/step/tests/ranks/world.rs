@@ -179,6 +179,7 @@ impl World {
         let parallel = Parallel {
             rank: Rank { index: rank, world_size: self.ranks },
             replicas: self.replicas,
+            expert: 1,
             shard: self.shard,
             reduce: self.reduce,
             tree_micro_steps: if self.reduce.is_any_world() { self.micro_steps } else { 1 },

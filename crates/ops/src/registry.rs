@@ -146,6 +146,7 @@ ops![
     crate::step_totals::RankWords: gpu,
     crate::step_totals::StepTotals: gpu,
     crate::sum_ranks::SumRanks: gpu,
+    crate::sum_ranks::SumSources: gpu,
     crate::swiglu::Swiglu: gpu,
     crate::swiglu::SwigluGrad: gpu,
     crate::swiglu_saving::SwigluSaving: gpu,

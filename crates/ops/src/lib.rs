@@ -38,6 +38,7 @@ pub mod linear_cross_entropy;
 mod messages;
 pub mod normal;
 mod on_gpu;
+pub mod owners;
 pub mod pack_sums;
 pub mod pairwise_sum;
 pub mod permute;

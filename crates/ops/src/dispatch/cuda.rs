@@ -1,7 +1,7 @@
-//! Launches of the GPU kernels of [`Dispatch`].
+//! Launches of the GPU kernels of [`Dispatch`], [`DispatchOwn`] and [`CountExperts`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::Dispatch;
+use super::{CountExperts, Dispatch, DispatchOwn};
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
 };
@@ -21,55 +21,141 @@ const COPIES: usize = 256;
 kernel_struct! {
     struct Arguments {
         ids: DevicePtr,
+        place: DevicePtr,
         before: DevicePtr,
         starts: DevicePtr,
         counts: DevicePtr,
+        expert_starts: DevicePtr,
+        expert_counts: DevicePtr,
         rows: DevicePtr,
         sources: DevicePtr,
+        needed: DevicePtr,
         copies: u32,
-        experts: u32,
+        groups: u32,
         align: u32,
         capacity: u32,
         warps: u32,
+        experts: u32,
+        splits: u32,
+        of_rank: u32,
     }
 }
 
+impl Arguments {
+    /// Copies that are counted by `groups` groups. Null pointers are of what there is not.
+    fn new(operands: &Operands<'_>, groups: usize) -> Arguments {
+        let (ids, none) = (operands.inputs[0], DevicePtr(0));
+        Arguments {
+            ids: ids.place,
+            place: none,
+            before: operands.workspace[0].place,
+            starts: none,
+            counts: none,
+            expert_starts: none,
+            expert_counts: none,
+            rows: none,
+            sources: none,
+            needed: none,
+            copies: ids.ty.numel() as u32,
+            groups: groups as u32,
+            align: 1,
+            capacity: 0,
+            warps: ids.ty.numel().div_ceil(COPIES) as u32,
+            experts: groups as u32,
+            splits: 1,
+            of_rank: 0,
+        }
+    }
+
+    /// The first two launches count the copies, the others give them rows.
+    fn work(self, gpu: &Gpu, launches: usize) -> Result<Work, CudaError> {
+        let blocks = (self.warps * 32).div_ceil(THREADS);
+        let all = [
+            ("dispatch_count", Launch::row(blocks.max(1), THREADS)),
+            ("dispatch_sum", Launch::row(self.groups.div_ceil(32), 1024)),
+            ("dispatch_starts", Launch::row(1, 32)),
+            ("dispatch_rows", Launch::row(blocks + self.groups + 1, THREADS)),
+        ];
+        let works = all.into_iter().take(launches).map(|(name, launch)| {
+            let function = gpu.function(&SOURCE, &[], name)?;
+            // SAFETY: the kernels take one `Arguments` of tensors with the shapes of `infer`, and of counters
+            // of each warp. Groups of copies are below `groups`: ids are below the number of experts, or
+            // compared with it. No row from the capacity on is written.
+            Ok(unsafe { Work::launch(function, launch, self) })
+        });
+        Ok(Work::sequence(works.collect::<Result<_, CudaError>>()?))
+    }
+}
+
+/// A counter for each group and warp.
+fn counters(ids: TensorType, groups: usize) -> TensorType {
+    TensorType::new(DType::U32, [ids.numel().div_ceil(COPIES), groups])
+}
+
 impl CudaKernel for Dispatch {
-    /// A counter for each expert and warp.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
-        vec![TensorType::new(DType::U32, [inputs[0].numel().div_ceil(COPIES), self.experts])]
+        vec![counters(inputs[0], self.experts)]
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let ids = operands.inputs[0];
         let [starts, counts, rows, sources] = [0, 1, 2, 3].map(|n| operands.outputs[n].place);
         let arguments = Arguments {
-            ids: ids.place,
-            before: operands.workspace[0].place,
             starts,
             counts,
             rows,
             sources,
-            copies: ids.ty.numel() as u32,
-            experts: self.experts as u32,
             align: self.align as u32,
-            capacity: self.capacity(ids.ty.numel()) as u32,
-            warps: ids.ty.numel().div_ceil(COPIES) as u32,
+            capacity: operands.outputs[3].ty.numel() as u32,
+            ..Arguments::new(operands, self.experts)
         };
-        let experts = self.experts as u32;
-        let blocks = (arguments.warps * 32).div_ceil(THREADS);
-        let launches = [
-            ("dispatch_count", Launch::row(blocks.max(1), THREADS)),
-            ("dispatch_sum", Launch::row(experts.div_ceil(32), 1024)),
-            ("dispatch_starts", Launch::row(1, 32)),
-            ("dispatch_rows", Launch::row(blocks + experts + 1, THREADS)),
-        ];
-        let works = launches.into_iter().map(|(name, launch)| {
-            let function = gpu.function(&SOURCE, &[], name)?;
-            // SAFETY: the kernels take one `Arguments` of tensors with the shapes of `infer`, and of counters
-            // of each warp. Ids are below `experts`, so that the rows of all experts lie within the capacity.
-            Ok(unsafe { Work::launch(function, launch, arguments) })
-        });
-        Ok(Work::sequence(works.collect::<Result<_, CudaError>>()?))
+        arguments.work(gpu, 4)
+    }
+}
+
+impl CudaKernel for DispatchOwn {
+    /// Also counts by source.
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        let counts = self.by_source.then(|| TensorType::new(DType::F32, [self.groups()]));
+        [counters(inputs[0], self.groups())].into_iter().chain(counts).collect()
+    }
+
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let [starts, counts, rows, sources, needed] = [0, 1, 2, 3, 4].map(|n| operands.outputs[n].place);
+        let whole = Arguments {
+            place: operands.inputs[1].place,
+            starts,
+            counts,
+            rows,
+            sources,
+            needed,
+            align: self.align as u32,
+            capacity: operands.outputs[3].ty.numel() as u32,
+            experts: self.experts as u32,
+            ..Arguments::new(operands, self.groups())
+        };
+        let arguments = match operands.outputs.get(5) {
+            None => whole,
+            Some(source_starts) => Arguments {
+                starts: source_starts.place,
+                counts: operands.workspace[1].place,
+                expert_starts: starts,
+                expert_counts: counts,
+                splits: self.ranks as u32,
+                of_rank: whole.copies / self.ranks as u32,
+                ..whole
+            },
+        };
+        arguments.work(gpu, 4)
+    }
+}
+
+impl CudaKernel for CountExperts {
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        vec![counters(inputs[0], self.experts)]
+    }
+
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let counts = operands.outputs[0].place;
+        Arguments { counts, ..Arguments::new(operands, self.experts) }.work(gpu, 2)
     }
 }

@@ -5,7 +5,11 @@
 //! token, between two experts and after the last, are zeros in every ragged tensor: its producer writes them.
 //! Kernels read where experts begin; the host never reads it.
 //!
-//! Shape legend: k experts of a token, e experts, c rows of the capacity.
+//! Ranks that share the experts ([`DispatchOwn`]) know the experts of all their tokens, and have rows for
+//! those of their own experts.
+//!
+//! Shape legend: k experts of a token, e experts, c rows of the capacity; p ranks that share the experts, g
+//! tokens of all of them, n own experts of a rank.
 
 mod cpu;
 mod cuda;
@@ -50,8 +54,7 @@ impl Op for Dispatch {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("dispatch", inputs, 1)?;
-        matrix("ids", inputs[0])?;
-        OpError::ensure(inputs[0].dtype == DType::I32, || format!("ids must be i32, not {}", inputs[0]))?;
+        ids_of(inputs[0])?;
         OpError::ensure(self.experts > 0 && self.align > 0, || {
             format!("{} experts, aligned to {}: both must be at least 1", self.experts, self.align)
         })?;
@@ -77,6 +80,164 @@ impl Differentiable for Dispatch {
     fn backward(&self, _: &mut Backward<'_>) -> Result<(), OpError> {
         Ok(())
     }
+}
+
+/// `ids_tk i32 -> counts f32[e]`: tokens of each of e experts, whole numbers up to 2^24. A negative id counts
+/// for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CountExperts {
+    /// e: the number of experts, more than any id.
+    pub experts: usize,
+}
+
+impl Op for CountExperts {
+    fn name(&self) -> &'static str {
+        "count_experts"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::arity("count_experts", inputs, 1)?;
+        ids_of(inputs[0])?;
+        OpError::ensure(self.experts > 0, || "count_experts counts at least 1 expert, not 0".into())?;
+        Ok(vec![TensorType::new(DType::F32, [self.experts])])
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
+    }
+
+    /// Never: its output is smaller than its input.
+    fn rebuild(&self, _: &[bool]) -> Rebuild {
+        Rebuild::Never
+    }
+}
+
+impl Differentiable for CountExperts {
+    /// Whole numbers have no gradient.
+    fn backward(&self, _: &mut Backward<'_>) -> Result<(), OpError> {
+        Ok(())
+    }
+}
+
+/// `(ids_gk i32, place u32[1]) -> (starts i32[n+1], counts f32[n], rows_gk i32, sources_c i32, needed i32[1]
+/// [, source_starts i32[n*p+1]])`: [`Dispatch`] on a rank that has n of the p * n experts, those from
+/// `place * n` on. `ids` are those of the tokens of all ranks, in order of ranks, equally many of each.
+/// Copies of tokens for experts of other ranks have no row: their entry in `rows` is -1. Rows of an expert
+/// are in order of ranks, then of tokens.
+///
+/// * `counts` are the tokens of own experts, of all ranks.
+/// * `needed` is the number of rows that all copies would take. If it is more than C, rows after C are left
+///   out: their copies have -1 in `rows`, and experts that would begin after C begin and end there. What is
+///   computed then lacks tokens, but nothing is read or written outside of the tensors.
+/// * `source_starts` is an output if `by_source`: the rows of expert e that are of tokens of rank r begin at
+///   `source_starts[e * p + r]`, a multiple of `align`. `starts` has every p-th entry. A gradient of an
+///   expert can then be summed rank by rank.
+///
+/// `place` is an input so that all ranks have one program. The outputs are saved for the backward, never
+/// recomputed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DispatchOwn {
+    /// n: experts of a rank.
+    pub experts: usize,
+    /// p: ranks that share the experts.
+    pub ranks: usize,
+    /// The multiple at which the rows of an expert begin, or those of an expert and a rank if `by_source`.
+    pub align: usize,
+    /// The most rows of the ragged tensors, a multiple of `align`; None for as many as any routing needs.
+    pub room: Option<usize>,
+    /// True if the rows of an expert are divided by the rank of their tokens.
+    pub by_source: bool,
+}
+
+impl DispatchOwn {
+    /// The rows that any routing of the tokens of all ranks fits into, if each token has `top_k` distinct
+    /// experts.
+    pub fn capacity(&self, tokens: usize, top_k: usize) -> usize {
+        let DispatchOwn { experts, align, .. } = *self;
+        let splits = self.splits();
+        splits * Dispatch { experts, align }.capacity(tokens / splits * top_k.min(experts))
+    }
+
+    /// C: the rows of the ragged tensors, the smaller of [`DispatchOwn::capacity`] and `room`.
+    pub fn rows(&self, tokens: usize, top_k: usize) -> usize {
+        let capacity = self.capacity(tokens, top_k);
+        self.room.map_or(capacity, |room| room.min(capacity))
+    }
+
+    /// Groups of rows of an expert.
+    fn splits(&self) -> usize {
+        if self.by_source { self.ranks } else { 1 }
+    }
+
+    /// Groups of rows.
+    fn groups(&self) -> usize {
+        self.experts * self.splits()
+    }
+}
+
+impl Op for DispatchOwn {
+    fn name(&self) -> &'static str {
+        "dispatch_own"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::arity("dispatch_own", inputs, 2)?;
+        let DispatchOwn { experts, ranks, align, room, by_source } = *self;
+        let (tokens, top_k) = ids_of(inputs[0])?;
+        OpError::ensure(inputs[1].dtype == DType::U32 && inputs[1].numel() == 1, || {
+            format!("place must be u32[1], the rank's place among {ranks} ranks, not {}", inputs[1])
+        })?;
+        OpError::ensure(experts > 0 && ranks > 0 && align > 0, || {
+            format!("{experts} experts of {ranks} ranks, aligned to {align}: each must be at least 1")
+        })?;
+        OpError::ensure(tokens.is_multiple_of(ranks), || {
+            format!("ids must be those of equally many tokens of {ranks} ranks, not of {tokens} tokens")
+        })?;
+        OpError::ensure(room.is_none_or(|room| room > 0 && room.is_multiple_of(align)), || {
+            format!("the room of {} rows must be a multiple of {align}, and not 0", room.unwrap_or(0))
+        })?;
+        let (rows, most) = (self.rows(tokens, top_k), i32::MAX as usize);
+        OpError::ensure(self.capacity(tokens, top_k).max(inputs[0].numel()) <= most, || {
+            format!(
+                "{tokens} tokens of {top_k} experts are too many: rows and copies are numbers up to {most}"
+            )
+        })?;
+        let ints = |len| TensorType::new(DType::I32, [len]);
+        let counts = TensorType::new(DType::F32, [experts]);
+        let mut outputs = vec![ints(experts + 1), counts, inputs[0], ints(rows), ints(1)];
+        outputs.extend(by_source.then(|| ints(experts * ranks + 1)));
+        Ok(outputs)
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
+    }
+
+    fn rebuild(&self, _: &[bool]) -> Rebuild {
+        Rebuild::Never
+    }
+}
+
+impl Differentiable for DispatchOwn {
+    /// Whole numbers have no gradient.
+    fn backward(&self, _: &mut Backward<'_>) -> Result<(), OpError> {
+        Ok(())
+    }
+}
+
+/// Tokens and experts of a token.
+fn ids_of(ids: TensorType) -> Result<(usize, usize), OpError> {
+    let shape = matrix("ids", ids)?;
+    OpError::ensure(ids.dtype == DType::I32, || format!("ids must be i32, not {ids}"))?;
+    Ok(shape)
+}
+
+impl OnGpu for CountExperts {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+}
+
+impl OnGpu for DispatchOwn {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 }
 
 impl OnGpu for Dispatch {

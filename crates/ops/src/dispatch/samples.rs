@@ -1,6 +1,6 @@
-//! Samples of [`Dispatch`].
+//! Samples of [`Dispatch`], [`DispatchOwn`] and [`CountExperts`].
 
-use super::Dispatch;
+use super::{CountExperts, Dispatch, DispatchOwn};
 use crate::groups::Groups;
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use std::ops::Range;
@@ -138,6 +138,89 @@ impl Sampled for Dispatch {
             Sample::plain(Dispatch { experts: 8, align: 128 }, [one]),
             Sample::plain(Dispatch { experts: 9, align: 16 }, [padded]),
             Sample::plain(Dispatch { experts: 1000, align: 1 }, [ids(3, 8, 1000, 9)]),
+        ]
+    }
+}
+
+/// Experts of tokens, `top_k` a token, of which each third one is padding.
+fn padded(tokens: usize, top_k: usize, experts: usize) -> SampleInput {
+    let id = |n: usize| if n / top_k % 3 == 1 { -1 } else { (n * n / 5 % experts) as i32 };
+    SampleInput::integers([tokens, top_k], (0..tokens * top_k).map(id))
+}
+
+impl Sampled for CountExperts {
+    fn samples() -> Vec<Sample> {
+        let sample = |(tokens, top_k, experts)| {
+            Sample::plain(CountExperts { experts }, [padded(tokens, top_k, experts)])
+        };
+        [(13, 2, 8), (1, 1, 1), (5, 3, 37)].map(sample).into()
+    }
+
+    fn large() -> Sample {
+        Sample::plain(CountExperts { experts: 64 }, [ids(5000, 4, 64, 5)])
+    }
+
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
+    }
+
+    /// Also padding alone, and all tokens to one expert.
+    fn gpu_samples() -> Vec<Sample> {
+        let all = |id| SampleInput::integers([700, 1], (0..700).map(|_| id));
+        vec![
+            Sample::plain(CountExperts { experts: 128 }, [ids(2048, 8, 128, 7)]),
+            Sample::plain(CountExperts { experts: 9 }, [all(-1)]),
+            Sample::plain(CountExperts { experts: 33 }, [all(32)]),
+        ]
+    }
+}
+
+/// Ranks with four experts each.
+const OWN: DispatchOwn = DispatchOwn { experts: 4, ranks: 2, align: 4, room: None, by_source: false };
+
+fn own(op: DispatchOwn, place: u32, ids: SampleInput) -> Sample {
+    Sample::plain(op, [ids, SampleInput::counters([place])])
+}
+
+impl Sampled for DispatchOwn {
+    fn samples() -> Vec<Sample> {
+        let by_source = DispatchOwn { by_source: true, ..OWN };
+        vec![
+            own(OWN, 0, padded(14, 2, 8)),
+            own(DispatchOwn { experts: 5, ranks: 3, align: 1, ..OWN }, 2, ids(9, 4, 15, 3)),
+            own(DispatchOwn { room: Some(8), ..OWN }, 1, ids(14, 3, 8, 5)),
+            own(by_source, 1, padded(14, 3, 8)),
+            own(DispatchOwn { room: Some(12), ..by_source }, 0, ids(26, 2, 8, 7)),
+            own(DispatchOwn { ranks: 1, ..by_source }, 0, ids(3, 2, 4, 9)),
+        ]
+    }
+
+    fn large() -> Sample {
+        own(DispatchOwn { experts: 16, ranks: 4, align: 128, ..OWN }, 2, ids(5000, 4, 64, 5))
+    }
+
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
+    }
+
+    /// Also padding alone, all tokens to one expert, no token for this rank, and rooms that end before, within
+    /// and after the rows of an expert.
+    fn gpu_samples() -> Vec<Sample> {
+        let all = |id| SampleInput::integers([704, 1], (0..704).map(|_| id));
+        let many = DispatchOwn { experts: 32, ranks: 4, align: 128, ..OWN };
+        let by_source = DispatchOwn { by_source: true, ..many };
+        let one = DispatchOwn { align: 128, by_source: true, ..OWN };
+        vec![
+            own(many, 3, ids(2048, 8, 128, 7)),
+            own(by_source, 1, ids(2048, 8, 128, 7)),
+            own(by_source, 0, padded(1500, 3, 128)),
+            own(DispatchOwn { room: Some(1280), ..many }, 0, ids(2048, 8, 128, 9)),
+            own(DispatchOwn { room: Some(1408), ..by_source }, 0, ids(2048, 8, 128, 9)),
+            own(DispatchOwn { room: Some(256), ..one }, 1, all(6)),
+            own(one, 1, all(5)),
+            own(one, 0, all(5)),
+            own(one, 1, all(-1)),
+            own(DispatchOwn { experts: 100, ranks: 7, align: 1, ..by_source }, 6, ids(21, 8, 700, 9)),
         ]
     }
 }

@@ -11,3 +11,4 @@ pub(crate) mod math;
 pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod rows;
+pub(crate) mod tree;

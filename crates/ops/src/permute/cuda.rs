@@ -1,16 +1,25 @@
 //! Launches of the GPU kernels of [`Permute`], [`Unpermute`] and those of gates.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Permute, PermuteGates, Unpermute, UnpermuteGates};
-use crate::device::{ELEMENTWISE_THREADS, lanes, plane, suffix, warps_of};
+use super::{Permute, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
+use crate::device::{ELEMENTWISE_THREADS, Floats, lanes, plane, suffix, warps_of};
+use crate::owners::SPARSE_TREE;
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
 };
+use xtrain_tensor::TensorType;
 
 pub(super) const SOURCE: KernelSource = KernelSource {
     constants: &[&[("EMPTY", EMPTY as i64)]],
     structs: &[Arguments::LAYOUT],
     ..KernelSource::new("permute/kernel.cu", include_str!("kernel.cu"))
+};
+
+pub(super) const TREE_SOURCE: KernelSource = KernelSource {
+    constants: &[&[("TREE_LEVELS", UnpermuteTree::MAX_GROUPS.ilog2() as i64)]],
+    headers: &[SPARSE_TREE],
+    structs: &[TreeArguments::LAYOUT],
+    ..KernelSource::new("permute/tree.cu", include_str!("tree.cu"))
 };
 
 /// Rows that a block looks through for those without a token, one for each lane of a warp.
@@ -27,6 +36,22 @@ kernel_struct! {
         top_k: u32,
         capacity: u32,
         width: u32,
+    }
+}
+
+kernel_struct! {
+    struct TreeArguments {
+        y: DevicePtr,
+        rows: DevicePtr,
+        ids: DevicePtr,
+        shared: Floats,
+        x: Floats,
+        top_k: u32,
+        width: u32,
+        experts: u32,
+        of_group: u32,
+        groups: u32,
+        padding: u32,
     }
 }
 
@@ -49,10 +74,7 @@ fn arguments(operands: &Operands<'_>) -> Arguments {
 /// A kernel with so many blocks, times those that share the columns of a row.
 fn of_rows(gpu: &Gpu, name: &str, operands: &Operands<'_>, blocks: usize) -> Result<Work, CudaError> {
     let y = operands.outputs[0].ty;
-    let width = y.shape.rows_cols().1;
-    let (path, n) = if width.is_multiple_of(lanes(y)) { ("vector", lanes(y)) } else { ("any", 1) };
-    let threads = warps_of(width.div_ceil(n), ELEMENTWISE_THREADS as usize);
-    let launch = plane([blocks, width.div_ceil(n * threads as usize)], [threads, 1]);
+    let (path, launch) = row_launch(y, blocks);
     let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(y)))?;
     if blocks == 0 {
         return Ok(Work::sequence(Vec::new()));
@@ -61,6 +83,15 @@ fn of_rows(gpu: &Gpu, name: &str, operands: &Operands<'_>, blocks: usize) -> Res
     // vectors where the path is that. Rows and sources come from `dispatch`: they are -1 or within the
     // tensors.
     Ok(unsafe { Work::launch(function, launch, arguments(operands)) })
+}
+
+/// The path of a kernel whose threads have as many columns of a row of `ty` as 16 bytes do, or one, and its
+/// launch.
+fn row_launch(ty: TensorType, blocks: usize) -> (&'static str, Launch) {
+    let width = ty.shape.rows_cols().1;
+    let (path, n) = if width.is_multiple_of(lanes(ty)) { ("vector", lanes(ty)) } else { ("any", 1) };
+    let threads = warps_of(width.div_ceil(n), ELEMENTWISE_THREADS as usize);
+    (path, plane([blocks, width.div_ceil(n * threads as usize)], [threads, 1]))
 }
 
 /// A kernel with a thread for each element of the output.
@@ -85,6 +116,34 @@ impl CudaKernel for Unpermute {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let tokens = operands.outputs[0].ty.shape.rows_cols().0;
         of_rows(gpu, "unpermute", operands, tokens)
+    }
+}
+
+impl CudaKernel for UnpermuteTree {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let [y, rows, ids] = [0, 2, 3].map(|n| operands.inputs[n]);
+        let (tokens, top_k) = rows.ty.shape.rows_cols();
+        let arguments = TreeArguments {
+            y: y.place,
+            rows: rows.place,
+            ids: ids.place,
+            shared: operands.inputs.get(4).map_or(Floats::none(), |&shared| shared.into()),
+            x: operands.outputs[0].into(),
+            top_k: top_k as u32,
+            width: y.ty.shape.rows_cols().1 as u32,
+            experts: self.experts as u32,
+            of_group: self.of_group() as u32,
+            groups: self.groups as u32,
+            padding: 0,
+        };
+        let (path, launch) = row_launch(y.ty, tokens);
+        let function = gpu.function(&TREE_SOURCE, &[], &format!("unpermute_tree_{path}_{}", suffix(y.ty)))?;
+        if tokens == 0 {
+            return Ok(Work::sequence(Vec::new()));
+        }
+        // SAFETY: the kernel takes one `TreeArguments` of tensors with the shapes of `infer`; as in `of_rows`
+        // otherwise.
+        Ok(unsafe { Work::launch(function, launch, arguments) })
     }
 }
 

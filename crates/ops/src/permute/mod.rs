@@ -9,6 +9,7 @@ pub(crate) mod samples;
 #[cfg(test)]
 mod tests;
 
+use crate::cast::Cast;
 use crate::on_gpu::OnGpu;
 use crate::{float_shaped, matrix};
 use xtrain_cuda::KernelSource;
@@ -165,6 +166,113 @@ impl Op for UnpermuteGates {
     fn operand(&self, _: usize) -> Operand {
         Operand::Full
     }
+}
+
+/// `(y_cd, sources_c i32, rows_tk i32, ids_tk i32[, shared_td]) -> x_td`: the sum of a token's rows as a
+/// binary tree over groups of consecutive experts, in f32 (f64). A leaf is the sum of the rows of a group in
+/// the order of k. A group without a row of the token is left out, and not added as 0; a token without rows
+/// has `shared` alone, or zeros.
+///
+/// On p ranks with `groups` groups each, [`SumOwners`](crate::owners::SumOwners) adds the sums of ranks as the
+/// upper levels of the tree. So the result has equal bits for any p that leaves a rank whole groups: the
+/// groups of all experts are [`UnpermuteTree::groups_of`]. Only a row's place in `rows` says that it is this
+/// rank's, so `ids` are those of all experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnpermuteTree {
+    /// Experts of a rank.
+    pub experts: usize,
+    /// Groups of the experts of a rank: 1, 2, 4 or 8.
+    pub groups: usize,
+    /// True if the sum is rounded to the type of y, and `shared` may be added: one rank has all experts.
+    /// Otherwise the sum is f32.
+    pub rounded: bool,
+}
+
+impl UnpermuteTree {
+    /// The most groups.
+    pub const MAX_GROUPS: usize = 8;
+    /// The most experts of a token: lanes of a warp of the GPU kernel.
+    const MAX_TOP_K: usize = 32;
+
+    /// The groups of all experts, whatever the number of ranks: the largest power of two up to 8 that divides
+    /// their number.
+    pub fn groups_of(experts: usize) -> usize {
+        1 << experts.trailing_zeros().min(Self::MAX_GROUPS.ilog2())
+    }
+
+    /// Experts of a group.
+    fn of_group(&self) -> usize {
+        self.experts / self.groups
+    }
+}
+
+impl Op for UnpermuteTree {
+    fn name(&self) -> &'static str {
+        "unpermute_tree"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        let UnpermuteTree { experts, groups, rounded } = *self;
+        let most = if rounded { 5 } else { 4 };
+        OpError::ensure((4..=most).contains(&inputs.len()), || {
+            let shared = if rounded { " and, if any, what is added" } else { "" };
+            format!(
+                "unpermute_tree takes y, sources, rows, ids{shared}: up to {most} inputs, not {}",
+                inputs.len()
+            )
+        })?;
+        OpError::ensure(groups.is_power_of_two() && groups <= Self::MAX_GROUPS && experts > 0, || {
+            format!("the experts of a rank must be 1, 2, 4 or 8 groups, not {groups} of {experts} experts")
+        })?;
+        OpError::ensure(experts.is_multiple_of(groups), || {
+            format!("{groups} groups must divide the {experts} experts of a rank")
+        })?;
+        let [tokens, top_k] = copies(inputs[1], inputs[2])?;
+        let (_, width) = matrix("y", inputs[0])?;
+        float_shaped("y", inputs[0], &[inputs[1].numel(), width])?;
+        OpError::ensure(inputs[3] == inputs[2], || format!("ids must be {}, not {}", inputs[2], inputs[3]))?;
+        OpError::ensure(top_k <= Self::MAX_TOP_K, || {
+            format!("a token must have at most {} experts, not {top_k}", Self::MAX_TOP_K)
+        })?;
+        let dtype = inputs[0].dtype;
+        let out = TensorType::new(if rounded { dtype } else { dtype.compute() }, [tokens, width]);
+        if let Some(&shared) = inputs.get(4) {
+            OpError::ensure(shared == out, || format!("what is added must be {out}, not {shared}"))?;
+        }
+        Ok(vec![out])
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if matches!(input, 1..=3) { Operand::Full } else { Operand::Compute }
+    }
+
+    /// Of y, the rows of all copies.
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let added = inputs.get(4).map_or(0, |shared| shared.bytes());
+        let rows = inputs[0].dtype.bytes(inputs[2].numel().min(inputs[1].numel()) * inputs[0].shape[1]);
+        Cost::of_bytes((rows + added + outputs[0].bytes()) as f64)
+    }
+}
+
+impl Differentiable for UnpermuteTree {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dx) = cx.grad(0) else { return Ok(()) };
+        if cx.wants(0) {
+            let to = cx.ty(cx.input(0)).dtype;
+            let rounded =
+                if cx.ty(dx).dtype == to { dx } else { cx.emit(Role::Dgrad, Cast { to }, &[dx])?[0] };
+            let dy = cx.emit(Role::Dgrad, Permute, &[rounded, cx.input(1), cx.input(2)])?[0];
+            cx.set_grad(0, dy)?;
+        }
+        match cx.input_count() {
+            5 => cx.set_grad(4, dx),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl OnGpu for UnpermuteTree {
+    const SOURCES: &'static [KernelSource] = &[cuda::TREE_SOURCE];
 }
 
 impl OnGpu for Permute {

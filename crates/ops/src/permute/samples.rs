@@ -1,6 +1,6 @@
 //! Samples of [`Permute`], [`Unpermute`] and those of gates.
 
-use super::{Permute, PermuteGates, Unpermute, UnpermuteGates};
+use super::{Permute, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
 use crate::dispatch::samples::Routing;
 use crate::samples::{GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::TensorType;
@@ -123,5 +123,55 @@ impl Sampled for UnpermuteGates {
 
     fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
         GpuTolerance::Exact
+    }
+}
+
+/// Tokens whose first copies are of one rank's experts, some of one group; the last token has no rows. The
+/// first sample is of the whole sum, with or without what is added; the second of a rank's part.
+fn trees([tokens, top_k, experts, groups]: [usize; 4], width: usize) -> [Sample; 2] {
+    let id = |copy: usize| {
+        let (token, k) = (copy / top_k, copy % top_k);
+        (token * (token + 1) / 2 + k * (1 + token % 2)) % (2 * experts)
+    };
+    let live = (tokens - 1) * top_k;
+    // The rank's place is 1.
+    let own = |copy: usize| id(copy).checked_sub(experts).filter(|_| copy < live);
+    let copies = 0..tokens * top_k;
+    let locals: Vec<_> = copies.clone().map(own).collect();
+    let [sources, rows] = Routing::from_experts(&locals, experts, 4, 4).sources_and_rows(&locals, top_k);
+    let ids = SampleInput::integers(
+        [tokens, top_k],
+        copies.map(|copy| if copy < live { id(copy) as i32 } else { -1 }),
+    );
+    let y = SampleInput::activation([sources.ty.numel(), width]);
+    let inputs = vec![y, sources, rows, ids];
+    let part = UnpermuteTree { experts, groups, rounded: false };
+    let shared = (top_k % 2 == 0).then(|| SampleInput::activation([tokens, width]));
+    let whole: Vec<_> = inputs.clone().into_iter().chain(shared).collect();
+    [Sample::forward(UnpermuteTree { rounded: true, ..part }, whole), Sample::forward(part, inputs)]
+}
+
+impl Sampled for UnpermuteTree {
+    fn samples() -> Vec<Sample> {
+        [([7, 2, 8, 8], 5), ([4, 3, 6, 2], 8), ([3, 1, 5, 1], 1)]
+            .into_iter()
+            .flat_map(|(shape, width)| trees(shape, width))
+            .collect()
+    }
+
+    fn large() -> Sample {
+        let [whole, _] = trees([700, 2, 8, 4], 40);
+        whole
+    }
+
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Rounding { f32: 0.0 }
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        [([70, 8, 16, 8], 520), ([37, 6, 12, 4], 2051), ([9, 32, 16, 2], 4096)]
+            .into_iter()
+            .flat_map(|(shape, width)| trees(shape, width))
+            .collect()
     }
 }

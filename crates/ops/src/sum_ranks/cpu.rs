@@ -1,40 +1,39 @@
-//! CPU kernel of [`SumRanks`].
+//! CPU kernels of [`SumRanks`] and [`SumSources`].
 
-use super::SumRanks;
-use crate::host::math::vectorized;
-use crate::host::rows::{add_into, for_row_blocks};
+use super::{SumRanks, SumSources};
+use crate::host::rows::for_row_blocks;
+use crate::host::tree;
 use xtrain_tensor::{CpuKernel, Pooled, View, ViewMut};
 
 impl CpuKernel for SumRanks {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let [sum] = outputs else { unreachable!("one output") };
-        let (ranks, elements) = (inputs[0].ty.shape[0], sum.ty.numel());
-        for_row_blocks(elements, [sum], |block, [mut sum]| {
-            let of_rank = |r: usize| inputs[0].slice(r * elements + block.start..r * elements + block.end);
-            sum.store::<f32>(&tree(&of_rank, 0, ranks, block.len()));
-        });
+        sum_of(inputs[0], inputs[0].ty.shape[0], &mut outputs[0]);
     }
 }
 
-/// The sum of `count` ranks from `first` on: that of the largest power of two before the last rank, and that
-/// of the others, each a tree again.
-fn tree<'a>(
-    of_rank: &impl Fn(usize) -> View<'a>,
-    first: usize,
-    count: usize,
-    elements: usize,
-) -> Pooled<f32> {
-    if count == 1 {
-        let mut x = Pooled::take(elements);
-        of_rank(first).widen_into::<f32>(&mut x);
-        return x;
+impl CpuKernel for SumSources {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let of_expert = outputs[0].ty.numel() / self.experts;
+        if of_expert == 0 {
+            return;
+        }
+        for (x, mut sum) in inputs[0].chunks(self.ranks * of_expert).zip(outputs[0].chunks(of_expert)) {
+            sum_of(x, self.ranks, &mut sum);
+        }
     }
-    let half = count.next_power_of_two() / 2;
-    let mut sum = tree(of_rank, first, half, elements);
-    let right = tree(of_rank, first + half, count - half, elements);
-    vectorized(
-        #[inline(always)]
-        || add_into(&mut sum, &right),
-    );
-    sum
+}
+
+/// The sum of the tensors of all ranks, one after the other in x.
+fn sum_of(x: View<'_>, ranks: usize, sum: &mut ViewMut<'_>) {
+    let elements = sum.ty.numel();
+    for_row_blocks(elements, [sum], |block, [mut sum]| {
+        let of_rank = |rank: usize| {
+            let mut values = Pooled::take(block.len());
+            let first = rank * elements;
+            x.slice(first + block.start..first + block.end).widen_into::<f32>(&mut values);
+            Some(values)
+        };
+        let all = tree::sum(&of_rank, 0, ranks).unwrap_or_else(|| unreachable!("at least one rank"));
+        sum.store::<f32>(&all);
+    });
 }

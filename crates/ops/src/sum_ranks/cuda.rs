@@ -1,11 +1,9 @@
-//! Launch of the GPU kernel of [`SumRanks`].
+//! Launches of the GPU kernel of [`SumRanks`] and [`SumSources`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{MAX_RANKS, SumRanks};
-use crate::device::{ELEMENTWISE_THREADS, suffix};
-use xtrain_cuda::{
-    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
-};
+use super::{MAX_RANKS, SumRanks, SumSources};
+use crate::device::{ELEMENTWISE_THREADS, plane, suffix};
+use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Operands, Work, kernel_struct};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
     constants: &[&[("PER_THREAD", PER_THREAD as i64), ("GROUP_LEVELS", GROUP_LEVELS as i64)]],
@@ -33,20 +31,32 @@ kernel_struct! {
 
 impl CudaKernel for SumRanks {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let (x, sum) = (operands.inputs[0], operands.outputs[0]);
-        let name = if x.ty.shape[0] > TREE { "sum_many_ranks" } else { "sum_ranks" };
-        let function = gpu.function(&SOURCE, &[], &format!("{name}_{}", suffix(x.ty)))?;
-        let elements = sum.ty.numel() as u64;
-        let arguments = Arguments {
-            x: x.place,
-            sum: sum.place,
-            elements,
-            ranks: x.ty.shape[0] as u32,
-            accumulate: sum.accumulate.into(),
-        };
-        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * PER_THREAD).max(1) as u32;
-        // SAFETY: the kernel takes one `Arguments`; x has `ranks` times `elements` elements of the type that
-        // the name says, and the sum has `elements` f32 elements.
-        Ok(unsafe { Work::launch(function, Launch::row(blocks, ELEMENTWISE_THREADS), arguments) })
+        sum(gpu, operands, 1, operands.inputs[0].ty.shape[0])
     }
+}
+
+impl CudaKernel for SumSources {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        sum(gpu, operands, self.experts, self.ranks)
+    }
+}
+
+/// So many sums over the tensors of all ranks.
+fn sum(gpu: &Gpu, operands: &Operands<'_>, sums: usize, ranks: usize) -> Result<Work, CudaError> {
+    let (x, sum) = (operands.inputs[0], operands.outputs[0]);
+    let name = if ranks > TREE { "sum_many_ranks" } else { "sum_ranks" };
+    let function = gpu.function(&SOURCE, &[], &format!("{name}_{}", suffix(x.ty)))?;
+    let elements = sum.ty.numel() / sums;
+    let arguments = Arguments {
+        x: x.place,
+        sum: sum.place,
+        elements: elements as u64,
+        ranks: ranks as u32,
+        accumulate: sum.accumulate.into(),
+    };
+    let blocks = elements.div_ceil(ELEMENTWISE_THREADS as usize * PER_THREAD as usize);
+    let launch = plane([blocks, sums], [ELEMENTWISE_THREADS, 1]);
+    // SAFETY: the kernel takes one `Arguments`; for each sum, x has `ranks` times `elements` elements of the
+    // type that the name says, and the sum has `elements` f32 elements.
+    Ok(unsafe { Work::launch(function, launch, arguments) })
 }

@@ -4,7 +4,7 @@
 // Bound by memory: reads the tensor of each rank once, writes the sum once. Each thread sums 8 neighbours. If
 // the tensors of all ranks start at 16 bytes, it loads 16 bytes at a time; else element by element, each warp
 // its neighbours. Up to 8 ranks are one tree in registers. More are groups of 8, whose sums a binary counter
-// adds. Grid: ceil(elements / (8 * blockDim.x)).
+// adds. Grid: ceil(elements / (8 * blockDim.x)), sums; the tensors of a sum lie together.
 
 struct Arguments {
     const void* x;
@@ -57,17 +57,18 @@ template <int N, class T> __device__ __forceinline__ void sum_groups(const T* x,
 
 // Sums N neighbours, from element `first` on.
 template <int N, bool MANY, class T> __device__ __forceinline__ void sum(const Arguments& args, u64 first) {
-    const T* x = (const T*)args.x + first;
+    const T* x = (const T*)args.x + (u64)blockIdx.y * args.ranks * args.elements + first;
+    float* to = args.sum + blockIdx.y * args.elements + first;
     float total[N];
     if (MANY) sum_groups<N>(x, args.elements, args.ranks, total);
     else tree<TREE_LEVELS, N>(x, args.elements, 0, args.ranks, total);
     if (args.accumulate) {
         float old[N];
-        load<N>(args.sum + first, old);
+        load<N>(to, old);
 #pragma unroll
         for (int i = 0; i < N; i++) total[i] += old[i];
     }
-    store<N>(args.sum + first, total);
+    store<N>(to, total);
 }
 
 template <class T, bool MANY> __device__ __forceinline__ void sum_ranks(const Arguments& args) {

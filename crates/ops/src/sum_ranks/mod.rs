@@ -8,6 +8,7 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
+use crate::matrix;
 use crate::on_gpu::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
@@ -51,6 +52,53 @@ impl Op for SumRanks {
     fn accumulates(&self, _: usize) -> bool {
         true
     }
+}
+
+/// `x_(n*p*o)i -> sum f32_(n*o)i`, f32 or bf16: the sum over p ranks of the gradients of n experts, with o
+/// rows of each expert and rank, in order of experts, then of ranks. It is the tree of [`SumRanks`]: that of
+/// [`GroupedWgrad`](crate::grouped_linear::GroupedWgrad) by the rank of tokens
+/// ([`DispatchOwn`](crate::dispatch::DispatchOwn)) has the bits of a sum over as many micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SumSources {
+    /// n: experts.
+    pub experts: usize,
+    /// p: ranks whose tokens the experts had.
+    pub ranks: usize,
+}
+
+impl Op for SumSources {
+    fn name(&self) -> &'static str {
+        "sum_sources"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::arity("sum_sources", inputs, 1)?;
+        let SumSources { experts, ranks } = *self;
+        let (rows, width) = matrix("x", inputs[0])?;
+        OpError::ensure(experts > 0 && (1..=MAX_RANKS).contains(&ranks), || {
+            format!("{experts} experts of {ranks} ranks: at least 1 expert, and 1 to {MAX_RANKS} ranks")
+        })?;
+        let is_summed = matches!(inputs[0].dtype, DType::F32 | DType::BF16);
+        OpError::ensure(is_summed && rows.is_multiple_of(experts * ranks), || {
+            format!(
+                "x must be f32 or bf16 rows of {experts} experts and {ranks} ranks each, not {}",
+                inputs[0]
+            )
+        })?;
+        Ok(vec![TensorType::new(DType::F32, [rows / ranks, width])])
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
+    }
+
+    fn accumulates(&self, _: usize) -> bool {
+        true
+    }
+}
+
+impl OnGpu for SumSources {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 }
 
 impl OnGpu for SumRanks {

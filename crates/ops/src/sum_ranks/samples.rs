@@ -1,6 +1,6 @@
-//! Samples of [`SumRanks`].
+//! Samples of [`SumRanks`] and [`SumSources`].
 
-use super::SumRanks;
+use super::{SumRanks, SumSources};
 use crate::samples::{GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::{DType, TensorType};
 
@@ -30,5 +30,28 @@ impl Sampled for SumRanks {
         let sizes = [8, 4100, 4099, 1 << 16].map(|elements| sample(5, elements));
         let ranks = [9, 16, 23, 41].map(|ranks| sample(ranks, 2050));
         sizes.into_iter().chain(ranks).collect()
+    }
+}
+
+fn of_sources(experts: usize, ranks: usize, rows: usize, width: usize) -> Sample {
+    let x = SampleInput::activation([experts * ranks * rows, width]);
+    Sample::plain(SumSources { experts, ranks }, [x.computed()])
+}
+
+impl Sampled for SumSources {
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
+    }
+
+    fn samples() -> Vec<Sample> {
+        vec![of_sources(3, 4, 5, 7), of_sources(5, 1, 2, 8), of_sources(1, 3, 4, 3)]
+    }
+
+    fn large() -> Sample {
+        of_sources(3, 4, 100, 161)
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        vec![of_sources(5, 4, 41, 100), of_sources(3, 2, 33, 97), of_sources(2, 13, 25, 100)]
     }
 }

@@ -1,6 +1,6 @@
 //! Tests of the order of the sum.
 
-use super::SumRanks;
+use super::{SumRanks, SumSources};
 use crate::run_op::run;
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, TensorType};
@@ -28,4 +28,24 @@ fn other_tensors_are_refused() {
     let refused = |ty: TensorType| SumRanks.infer(&[ty]).is_err();
     assert!(refused(TensorType::new(DType::F32, [])) && refused(TensorType::new(DType::F32, [0, 3])));
     assert!(refused(TensorType::new(DType::E4M3, [2, 3])));
+}
+
+#[test]
+fn each_expert_has_the_sum_over_the_ranks_of_its_tokens() {
+    let x: Vec<f64> = (0..24).map(f64::from).collect();
+    let of = |x: &[f64], shape: &[usize]| {
+        HostTensor::from_f64(TensorType { dtype: DType::F32, shape: xtrain_tensor::Shape::new(shape) }, x)
+    };
+    // Two experts, three ranks, two rows of two columns.
+    let sum = run(&SumSources { experts: 2, ranks: 3 }, &[&of(&x, &[12, 2])]).remove(0);
+    assert_eq!(sum.ty(), TensorType::new(DType::F32, [4, 2]));
+    let each: Vec<f64> =
+        x.chunks(12).flat_map(|x| run(&SumRanks, &[&of(x, &[3, 4])]).remove(0).to_f64()).collect();
+    assert_eq!(sum.to_f64(), each);
+    assert_eq!(sum.to_f64()[..4], [12.0, 15.0, 18.0, 21.0]);
+    let error = |op: SumSources| {
+        op.infer(&[TensorType::new(DType::F32, [12, 2])]).expect_err("a mistake").to_string()
+    };
+    assert!(error(SumSources { experts: 5, ranks: 3 }).contains("5 experts and 3 ranks"));
+    assert!(error(SumSources { experts: 0, ranks: 3 }).contains("at least 1 expert"));
 }

@@ -42,11 +42,12 @@ pub struct Task {
 }
 
 impl Task {
-    /// Opens a task: a `.toml` file, or a file of rows. Reads the examples and the first row.
+    /// Opens a task: a `.toml` file, or a file of rows. Reads the examples and the first row, of lm-eval's
+    /// samples all rows.
     ///
     /// # Errors
-    /// A file that cannot be read, is empty or has no known keys; a bad first row or example; fewer examples
-    /// than shots; settings that do not fit the rows.
+    /// A file that cannot be read, is empty or has no known keys; a bad first row or example; samples that
+    /// may be read in two ways; fewer examples than shots; settings that do not fit the rows.
     pub fn open(path: impl AsRef<Path>) -> Result<Task> {
         let path = path.as_ref();
         let is_toml = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml"));

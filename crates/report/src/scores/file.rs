@@ -77,7 +77,7 @@ pub fn other_scores(path: &Path) -> ReportError {
     ReportError::Scores {
         path: path.into(),
         line: 1,
-        problem: "has the scores of another model, or of this one at the delayed scales of its run".into(),
+        problem: "has the scores of another model".into(),
         advice: "score again with --again, or name another folder with --out",
     }
 }

@@ -174,7 +174,8 @@ impl NamedModel<'_> {
         let gpu = if visible == 0 { 0 } else { self.process_group.gpu(visible)? };
         let place = ProcessorChoice { device, gpu, choices };
         let mut opened = open(&self.args.model.model, step, place, precision)?;
-        // Where tokens share scales, the scores are to be those of the run's own evaluation.
+        // The scores are to be those of the run's own evaluation, also where tokens share scales.
+        opened.read_scales()?;
         let shares_scales = opened.weights.numerics().shares_scales();
         let mut scorer = match opened.batch_tokens.filter(|_| shares_scales) {
             Some(tokens) => Scorer::new(tokens),

@@ -206,7 +206,7 @@ impl NamedModel<'_> {
         // A row that cannot be encoded is known before one is scored.
         let shapes = xtrain_evaluation::shapes(tasks, tokenizer, prompts, context)?;
         if !self.process_group.is_alone() {
-            self.shapes = shapes;
+            self.shapes = shapes.into_keys().collect();
             self.opened = None;
         } else if let Some(mut state) = self.opened.take() {
             state.generator = self.generator(&mut state.model)?;

@@ -146,6 +146,10 @@ fn wrong_tasks_are_refused_before_the_first_step() {
     place.write("bad.jsonl", b"{\"query\": \"a\", \"choices\": [\"b\"], \"gold\": 0}\n");
     for (set, words) in [
         ("eval.tasks=[\"none.jsonl\"]", "none.jsonl"),
+        (
+            "eval.tasks=[\"hellaswag\"]",
+            "lm_eval run --model dummy --tasks hellaswag --log_samples --output_path",
+        ),
         ("eval.tasks=[\"bad.jsonl\"]", "bad.jsonl"),
         ("eval.tasks=[\"choices.jsonl\",\"choices.jsonl\"]", "two tasks named choices"),
         ("eval.tasks_every=3", "have no effect without `tasks`"),

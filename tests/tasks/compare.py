@@ -70,16 +70,36 @@ def local_tasks(folder, draw):
     def continuation(at):
         return dict(context=f"Once {at} upon a {draw.choice(WORDS)}{draw.choice(SPACES)}", continuation=f"time {at}")
 
+    def numbers(at):
+        # Each number is an index and a choice, and the right choice has another index than its text says.
+        words = draw.sample(["0", "1", "2", "3"], 4)
+        gold = draw.randrange(4)
+        return dict(query=f"Count {at}:", choices=words, gold=gold, index=gold, text=words[gold], is_last=gold == 3)
+
+    write_lines(folder / "numbers.jsonl", [numbers(at) for at in range(60)])
+    fixed = [dict(query=f"Is {at} large?", gold=draw.randrange(2)) for at in range(60)]
+    write_lines(folder / "fixed.jsonl", [dict(row, is_yes=row["gold"] == 1) for row in fixed])
     write_lines(folder / "mc.jsonl", [choices(at, draw.randint(2, 6)) for at in range(100)])
     write_lines(folder / "dev.jsonl", [choices(1000 + at, 3) for at in range(12)])
     write_lines(folder / "schema.jsonl", [schema(at) for at in range(60)])
     write_lines(folder / "continuation.jsonl", [continuation(at) for at in range(60)])
     mc = dict(doc_to_text="query", doc_to_choice="choices", doc_to_target="gold")
+    norm = {"metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}]}
+    # Choices that are not in the data, after delimiters that lm-eval does not log.
+    yes = dict(norm, doc_to_text="query", doc_to_choice=["no", "yes, it is"], doc_to_target="gold")
     tasks = {
         "five_shots": ("mc", "dev", 5, mc),
         "own_shots": ("mc", "mc", 3, mc),
         "no_shots": ("mc", None, 0, mc),
         "no_delimiter": ("mc", "dev", 2, dict(mc, target_delimiter="", fewshot_delimiter="\n---\n")),
+        "numbers_by_index": ("numbers", None, 0, dict(mc, doc_to_target="index")),
+        "numbers_by_text": ("numbers", None, 0, dict(mc, doc_to_target="text")),
+        "numbers_by_template": ("numbers", None, 0, dict(mc, doc_to_target="{{index}}")),
+        "newline": ("fixed", None, 0, dict(yes, target_delimiter="\n")),
+        "colon": ("fixed", None, 0, dict(yes, target_delimiter=": ")),
+        "own_spaces": ("fixed", None, 0, dict(yes, target_delimiter="", doc_to_choice=[" no", " yes, it is"])),
+        "boolean": ("fixed", None, 0, dict(yes, doc_to_target="is_yes")),
+        "text_after_newline": ("fixed", None, 0, dict(yes, target_delimiter="\n", doc_to_target="{{['no', 'yes, it is'][gold]}}")),
         "schema": ("schema", "schema", 2, dict(doc_to_text="gold", doc_to_choice="context_options", doc_to_target="continuation")),
         "continuation": ("continuation", None, 0, dict(output_type="loglikelihood", doc_to_text="context", doc_to_target="{{' ' + continuation}}")),
     }
@@ -108,6 +128,11 @@ def local_tasks(folder, draw):
     return list(tasks)
 
 
+def data_of(folder, name):
+    """The file of the rows of a task."""
+    return re.search('^data = "(.*)"$', (folder / f"{name}.toml").read_text(), re.MULTILINE)[1]
+
+
 def compare_rendering(program, folder, tokenizers, draw):
     """Rows that lm-eval renders and logs, with rows of ours, and with their replay and its tokens."""
     names = local_tasks(folder, draw)
@@ -119,7 +144,9 @@ def compare_rendering(program, folder, tokenizers, draw):
     for name in names:
         (samples,) = out.glob(f"*/samples_xt_{name}_*.jsonl")
         logged = read_lines(samples.read_text())
-        for how, rows in [("rendered", rows_of(program, folder / f"{name}.toml")), ("replayed", rows_of(program, samples))]:
+        # Rows without choices have none of our own.
+        ours = [] if data_of(folder, name) == "fixed.jsonl" else [("rendered", rows_of(program, folder / f"{name}.toml"))]
+        for how, rows in [*ours, ("replayed", rows_of(program, samples))]:
             tally = Tally(f"{name}, {how}")
             tally.add(len(rows), len(logged), "number of rows")
             for row, sample in zip(rows, logged):
@@ -127,7 +154,8 @@ def compare_rendering(program, folder, tokenizers, draw):
                 theirs = [(arguments[f"gen_args_{at}"]["arg_0"], arguments[f"gen_args_{at}"]["arg_1"]) for at in range(len(arguments))]
                 ours = [(request["context"], request["continuation"]) for request in row["requests"]]
                 doc = sample["doc"]
-                texts = doc.get("choices") or [doc["continuation"]] * len(ours)
+                fixed = [" no", " yes, it is"] if name == "own_spaces" else ["no", "yes, it is"]
+                texts = doc.get("choices") or ([doc["continuation"]] * len(ours) if "continuation" in doc else fixed)
                 if name == "continuation" and how == "replayed":
                     # lm-eval's continuation has its own delimiter.
                     texts = [sample["target"]]

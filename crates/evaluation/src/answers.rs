@@ -27,6 +27,12 @@ const ROWS_OF_RANK: usize = 4;
 /// Maximum size of a text in files of scores, in bytes.
 const STORED_BYTES: usize = 4 << 10;
 
+/// True if a text in a file of scores is not just the beginning of a longer one.
+pub(crate) fn is_whole(text: &str) -> bool {
+    // One that was cut may lack the bytes of a character.
+    text.len() + 4 <= STORED_BYTES
+}
+
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
 
 /// Number of tokens of the longest row with generated answers, context and maximum of new tokens together;

@@ -1,7 +1,7 @@
 //! Tasks whose rows have all been read.
 
 use crate::error::EvaluationError;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::iter::Take;
 use xtrain_data::Tokenizer;
 use xtrain_data::chat::ChatPrompts;
@@ -76,7 +76,8 @@ impl CheckedTask {
     }
 }
 
-/// The shapes of the requests of tasks for a model that reads `context` tokens. Generated answers have none.
+/// The shapes of the requests of tasks for a model that reads `context` tokens, and the number of each.
+/// Generated answers have none.
 ///
 /// # Errors
 /// A row that cannot be encoded.
@@ -85,15 +86,17 @@ pub fn shapes(
     tokenizer: &Tokenizer,
     prompts: Option<&ChatPrompts<'_>>,
     context: usize,
-) -> Result<Vec<ScoredShape>, EvaluationError> {
-    let mut shapes = BTreeSet::new();
+) -> Result<BTreeMap<ScoredShape, u64>, EvaluationError> {
+    let mut shapes = BTreeMap::new();
     for task in tasks.iter().filter(|task| task.task.generation().is_none()) {
         for row in task.read(prompts)? {
             let requests = task.task.encode(tokenizer, &row?, context)?;
-            shapes.extend(requests.iter().map(|request| ScoredShape::of(length(request))));
+            for request in &requests {
+                *shapes.entry(ScoredShape::of(length(request))).or_default() += 1;
+            }
         }
     }
-    Ok(shapes.into_iter().collect())
+    Ok(shapes)
 }
 
 /// Records the hashes of tasks in `hashes`, by name, and refuses one that has another hash there.

@@ -39,7 +39,7 @@ pub(crate) fn model_hash(
         });
         sum = hashes.fold(sum, u64::wrapping_add);
     }
-    // A run with delayed scales has them in its engine, a checkpoint that is opened has not.
+    // Delayed scales of a run, or of its checkpoint if these were read.
     for scale in weights.engine().state_entries() {
         if scale.kind == StateKind::Scale && exchange.rank().is_first() {
             let bytes = weights.engine().read_state(scale.kind, &scale.name).map_err(LearnError::from)?;

@@ -3,6 +3,7 @@
 use crate::error::PlanError;
 use crate::tunable::{Field, TunedStep};
 use crate::{hf_names, static_scales};
+use std::collections::BTreeMap;
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
 use xtrain_data::Tokenizer;
@@ -31,6 +32,8 @@ pub struct Planned {
     pub chosen: Vec<&'static Field>,
     /// True if none of them fits into the device: the chosen ones need the least.
     pub lacks_memory: bool,
+    /// The number of sequences of tasks of each shape. Empty while the tokenizer is unknown.
+    pub scored: BTreeMap<ScoredShape, u64>,
 }
 
 impl Planned {
@@ -61,16 +64,17 @@ impl Planned {
         self,
         change: impl FnOnce(&mut Config) -> Result<(), PlanError>,
     ) -> Result<Planned, PlanError> {
-        let Planned { mut resolved, spec, rank, vocabulary_bound, growth, chosen, lacks_memory } = self;
+        let Planned { mut resolved, rank, vocabulary_bound, growth, chosen, lacks_memory, scored, .. } = self;
         change(&mut resolved.config)?;
         let changed = planned_for(resolved, rank)?;
         let planned = Planned { vocabulary_bound, growth, chosen, lacks_memory, ..changed };
-        Ok(planned.with_scored(spec.scored))
+        Ok(planned.with_scored(scored))
     }
 
-    /// This plan with tasks whose sequences have these shapes.
-    pub fn with_scored(mut self, scored: Vec<ScoredShape>) -> Planned {
-        self.spec.scored = scored;
+    /// This plan with tasks that have so many sequences of each shape.
+    pub fn with_scored(mut self, scored: BTreeMap<ScoredShape, u64>) -> Planned {
+        self.spec.scored = scored.keys().copied().collect();
+        self.scored = scored;
         self
     }
 
@@ -156,8 +160,16 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
     if c.checkpoint.export_hf && c.checkpoint.export_dtype == Some(ExportDtype::Fp8) {
         hf_names::check_fp8(&hf_names::fp8_names(&spec.model, &spec.numerics()))?;
     }
-    let (chosen, lacks_memory) = (Vec::new(), false);
-    Ok(Planned { resolved, spec, rank, vocabulary_bound: None, growth: None, chosen, lacks_memory })
+    Ok(Planned {
+        resolved,
+        spec,
+        rank,
+        vocabulary_bound: None,
+        growth: None,
+        chosen: Vec::new(),
+        lacks_memory: false,
+        scored: BTreeMap::new(),
+    })
 }
 
 /// Refuses batches whose bytes overflow, or whose tokens exceed the index of dropout.

@@ -141,6 +141,15 @@ pub fn weights(model: &Architecture, numerics: &Numerics) -> Result<Program, Pro
     Ok(t.finish())
 }
 
+/// A program that holds these values of `kind` and computes nothing.
+pub(crate) fn held<'a>(kind: StateKind, values: impl Iterator<Item = (&'a str, TensorType)>) -> Program {
+    let mut tracer = Tracer::default();
+    for (name, ty) in values {
+        tracer.state(kind, name, ty);
+    }
+    tracer.finish()
+}
+
 /// The program that refreshes the copies of masters in other types that `program` reads.
 pub fn refresh(program: &Program) -> Result<Program, ProgramError> {
     Ok(refresh::program(program, &PassSet)?)

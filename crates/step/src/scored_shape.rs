@@ -35,7 +35,7 @@ impl ScoredShape {
     }
 
     /// Sequences of a batch of about `tokens` tokens.
-    pub(crate) fn sequences(self, tokens: usize) -> usize {
+    pub fn sequences(self, tokens: usize) -> usize {
         (tokens / self.seq_len).max(1)
     }
 

@@ -8,6 +8,7 @@ use xtrain_distributed::Communicator;
 use xtrain_model::{Architecture, Init, Numerics};
 use xtrain_program::{Program, StateKind};
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry};
+use xtrain_tensor::TensorType;
 
 /// A model on an engine. Its masters are zero until they are initialised or written.
 pub struct Weights {
@@ -71,6 +72,19 @@ impl Weights {
     /// Loads a program over these weights.
     pub fn load(&mut self, program: Program) -> Result<ProgramId, LearnError> {
         Ok(self.engine.load(program)?)
+    }
+
+    /// Adds values of `kind` that no program loaded so far has, such as the scales of casts of a program that
+    /// is loaded later. They are zeros.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn hold<'a>(
+        &mut self,
+        kind: StateKind,
+        values: impl Iterator<Item = (&'a str, TensorType)>,
+    ) -> Result<(), LearnError> {
+        self.load(programs::held(kind, values)).map(drop)
     }
 
     /// Initialises the masters: normal numbers of standard deviation `std` (less for residual projections,

@@ -19,6 +19,7 @@ use xtrain_runtime::Checks;
 use xtrain_step::engine::{Processor, ProcessorChoice};
 use xtrain_step::error::LearnError;
 use xtrain_step::weights::Weights;
+use xtrain_tensor::{Shape, TensorType};
 
 /// A model with its tokenizer, ready to evaluate, generate or export.
 pub struct OpenedModel {
@@ -54,6 +55,10 @@ pub(crate) struct RunOrigin {
     pub(crate) loader: LoaderState,
     /// The precision of the checkpoint, as it is recorded.
     precision: PrecisionConfig,
+    /// Its recipe.
+    recipe: Recipe,
+    /// True if the model has the delayed scales of the checkpoint.
+    has_scales: bool,
 }
 
 /// Selection of a run's checkpoint.
@@ -104,9 +109,27 @@ impl OpenedModel {
             position::precision_of(&checkpoint)? == run.precision && run.precision.static_scales.is_none();
         if is_same {
             load_masters(&mut self.weights, &checkpoint, &run.folder)?;
+            if run.has_scales {
+                load_scales(&mut self.weights, &checkpoint)?;
+            }
             self.step = Some(checkpoint.step());
         }
         Ok(is_same)
+    }
+
+    /// Reads the delayed scales of the run's checkpoint, here and in [`OpenedModel::read_checkpoint`], if the
+    /// model is open in the precision of the run. Results are then those of the run's own evaluations;
+    /// without them, each cast uses its current amax.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn read_scales(&mut self) -> Result<(), RunError> {
+        let (Some(run), Some(step)) = (&mut self.run, self.step) else { return Ok(()) };
+        run.has_scales = self.weights.numerics().recipe == run.recipe;
+        match run.has_scales {
+            true => load_scales(&mut self.weights, &checkpoint(&run.folder, Which::Step(step))?),
+            false => Ok(()),
+        }
     }
 }
 
@@ -238,6 +261,8 @@ fn open_run(
             folder: run.clone(),
             config: planned.resolved.config,
             precision,
+            recipe: trained.recipe,
+            has_scales: false,
         }),
     })
 }
@@ -278,6 +303,24 @@ pub fn load_masters(weights: &mut Weights, checkpoint: &Checkpoint, run: &RunFol
     }
     checkpoint.load_subset(&specs, &mut |at, bytes| {
         weights.engine().write_state(StateKind::Master, &masters[at].name, bytes).map_err(BoxError::from)
+    })?;
+    Ok(weights.refresh()?)
+}
+
+/// Reads the delayed scales of a checkpoint, if it has any, and refreshes the copies that GEMMs read.
+fn load_scales(weights: &mut Weights, checkpoint: &Checkpoint) -> Result<(), RunError> {
+    let prefix = state_io::prefix(StateKind::Scale);
+    let specs: Vec<TensorSpec> =
+        checkpoint.tensors().iter().filter(|tensor| tensor.name.starts_with(&prefix)).cloned().collect();
+    if specs.is_empty() {
+        return Ok(());
+    }
+    let name = |spec: &'_ TensorSpec| spec.name[prefix.len()..].to_owned();
+    let names: Vec<String> = specs.iter().map(name).collect();
+    let types = specs.iter().map(|spec| TensorType { dtype: spec.dtype, shape: Shape::new(&spec.shape) });
+    weights.hold(StateKind::Scale, names.iter().map(String::as_str).zip(types))?;
+    checkpoint.load_subset(&specs, &mut |at, bytes| {
+        weights.engine().write_state(StateKind::Scale, &names[at], bytes).map_err(BoxError::from)
     })?;
     Ok(weights.refresh()?)
 }

@@ -3,7 +3,7 @@
 use crate::error::RunError;
 use crate::growth;
 use crate::paths::Sources;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use xtrain_data::chat::ChatPrompts;
 use xtrain_data::task::Task;
@@ -23,7 +23,7 @@ pub(crate) fn checked(sources: &Sources<'_>, tokenizer: &Tokenizer) -> Result<Ve
     Ok(checked.collect::<Result<_, _>>()?)
 }
 
-/// The shapes of the requests of tasks, for a model that reads `context` tokens.
+/// The shapes of the requests of tasks, and the number of each, for a model that reads `context` tokens.
 ///
 /// # Errors
 /// A row that cannot be encoded.
@@ -32,7 +32,7 @@ pub(crate) fn shapes(
     sources: &Sources<'_>,
     tokenizer: &Tokenizer,
     context: usize,
-) -> Result<Vec<ScoredShape>, RunError> {
+) -> Result<BTreeMap<ScoredShape, u64>, RunError> {
     let prompts = prompts(sources, tokenizer, tasks.iter().map(|task| &task.task))?;
     Ok(xtrain_evaluation::shapes(tasks, tokenizer, prompts.as_ref(), context)?)
 }
@@ -48,9 +48,9 @@ pub(crate) fn planned(
     known: Option<&Tokenizer>,
     shards: Option<&Dataset>,
     context: usize,
-) -> Result<Vec<ScoredShape>, RunError> {
+) -> Result<BTreeMap<ScoredShape, u64>, RunError> {
     if sources.config.eval.tasks.is_empty() {
-        return Ok(Vec::new());
+        return Ok(BTreeMap::new());
     }
     let own = if known.is_some() { None } else { growth::known_tokenizer(sources, shards)? };
     let Some(tokenizer) = known.or(own.as_ref()) else {
@@ -58,7 +58,7 @@ pub(crate) fn planned(
         for task in opened(sources)?.into_iter().filter(|task| !task.is_chat()) {
             CheckedTask::new(task, None, limit)?;
         }
-        return Ok(Vec::new());
+        return Ok(BTreeMap::new());
     };
     shapes(&checked(sources, tokenizer)?, sources, tokenizer, context)
 }

@@ -17,8 +17,9 @@ use xtrain_checkpoint::advice;
 /// signal a process and then its group, and do not mean to discard unsaved work.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 
-/// The exit code of a command that was ended at once.
-const ENDED_AT_ONCE: i32 = 130;
+/// The exit code of a command that was ended at once, or that has no result because it was asked to stop: a
+/// shell's for Ctrl-C.
+pub(crate) const STOPPED: u8 = 130;
 
 /// A write beyond the limit on file sizes (`ulimit -f`) fails from now on, with an error that names the file.
 /// Unhandled, the limit's signal ends the process.
@@ -58,7 +59,7 @@ impl Stop {
                 } else if since >= ONE_REQUEST {
                     say("ended at once; what was not saved is lost");
                     // Exit handlers of the driver may wait for the GPU.
-                    signal_hook::low_level::exit(ENDED_AT_ONCE);
+                    signal_hook::low_level::exit(STOPPED.into());
                 }
             }
         };
@@ -74,7 +75,7 @@ impl Stop {
 
 /// Ends the command after a signal.
 pub(crate) fn end_at_once() -> ! {
-    signal_hook::low_level::exit(ENDED_AT_ONCE)
+    signal_hook::low_level::exit(STOPPED.into())
 }
 
 /// Ctrl-C in a chat: stops the answer that is being written. A second one before it has ended, and one at

@@ -134,13 +134,15 @@ impl Templates {
                 false => format!("has chat templates named {}, but no default", names.join(", ")),
             };
             // A tokenizer without files has no folder.
-            let place = match folder.as_os_str().is_empty() {
-                true => "the tokenizer".to_owned(),
-                false => folder.display().to_string(),
+            let (place, or_a_file) = match folder.as_os_str().is_empty() {
+                true => ("the tokenizer".to_owned(), String::new()),
+                false => (folder.display().to_string(), format!("; or save one there as {FILE}")),
             };
             return Err(ChatError::new(
                 format!("{place} {found}"),
-                "name one with data.chat_template (--chat-template in other commands): a file, or \"chatml\"",
+                format!(
+                    "name one with data.chat_template (--chat-template of chat, generate and tokenize): a file, or \"chatml\"{or_a_file}"
+                ),
             ));
         }
         Ok(Templates { default, with_tools })

@@ -26,6 +26,7 @@ mod python_text;
 mod render;
 mod row;
 mod row_reader;
+mod sample_reading;
 mod sample_settings;
 mod samples;
 mod settings;

@@ -18,6 +18,7 @@ use super::summary::{Summing, TaskSummary};
 use crate::chat::ChatPrompts;
 use crate::error::{DataError, Result};
 use crate::input::kinds::{split_compression, split_extension};
+use crate::shell_quoted;
 use crate::tokenizer::Tokenizer;
 
 /// The delimiter between a question and its answer, unless a task file gives one.
@@ -42,13 +43,15 @@ pub struct Task {
 }
 
 impl Task {
-    /// Opens a task: a `.toml` file, or a file of rows. Reads the examples and the first row.
+    /// Opens a task: a `.toml` file, or a file of rows. Reads the examples and the first row, of lm-eval's
+    /// samples all rows.
     ///
     /// # Errors
-    /// A file that cannot be read, is empty or has no known keys; a bad first row or example; fewer examples
-    /// than shots; settings that do not fit the rows.
+    /// A file that cannot be read, is empty or has no known keys; a bad first row or example; samples that
+    /// may be read in two ways; fewer examples than shots; settings that do not fit the rows.
     pub fn open(path: impl AsRef<Path>) -> Result<Task> {
         let path = path.as_ref();
+        refuse_missing(path)?;
         let is_toml = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml"));
         let settings = match is_toml {
             true => TaskSettings::read(path)?,
@@ -268,6 +271,23 @@ impl Task {
         }
         Ok(sum.finish(self.metric, self.chance, self.generation.as_ref(), rows.left_out()))
     }
+}
+
+/// Fails for the name of a task that is no file, such as one of lm-eval.
+fn refuse_missing(path: &Path) -> Result<()> {
+    let Some(name) = path.file_name().filter(|_| path.extension().is_none() && !path.exists()) else {
+        return Ok(());
+    };
+    let name = name.to_string_lossy();
+    Err(DataError::corrupt(
+        path,
+        "there is no such file",
+        format!(
+            "name a task file or a file of rows; of a task of lm-eval, `lm_eval run --model dummy --tasks {} --log_samples \
+             --output_path DIR` writes one, DIR/*/samples_{name}_*.jsonl",
+            shell_quoted(&name)
+        ),
+    ))
 }
 
 /// Fails for settings that have no effect on these rows.

@@ -121,14 +121,16 @@ impl TaskData {
     }
 }
 
-/// The format of a file of lines, by its first one.
+/// The format of a file of lines, by its first one, and of samples by all.
 fn lines_format(file: &InputFile, delimiter: Option<&str>) -> Result<RowFormat> {
-    let Some((number, first)) = RowReader::of_lines(file)?.next_row()? else { return Ok(RowFormat::Lines) };
-    if !is_sample(&first) {
-        return Ok(RowFormat::Lines);
+    let mut reader = RowReader::of_lines(file)?;
+    match reader.next_row()? {
+        Some((_, first)) if is_sample(&first) => {}
+        _ => return Ok(RowFormat::Lines),
     }
-    let samples = Samples::of_first(&first, delimiter);
-    samples.map(RowFormat::Samples).map_err(|fault| fault.into_error(&file.path, place(number, true)))
+    let mut reader = RowReader::of_lines(file)?;
+    let fault = |number, fault: RowFault| fault.into_error(&file.path, place(number, true));
+    Samples::of_rows(|| reader.next_row(), delimiter, fault).map(RowFormat::Samples)
 }
 
 impl ParsedRows<'_> {

@@ -6,9 +6,10 @@
 //! continuation a schema, a single one a continuation. The unconditional requests of `acc_mutual_info` are
 //! left out. `doc.cluster` is the cluster, `doc_id` the name.
 //!
-//! lm-eval does not log the delimiter of choices, which `acc_norm` leaves out: it is found by comparing the
-//! first row's continuations with the lists of strings in `doc`, and else is a space if all begin with one.
-//! Nor does it log the right context of a schema: of two, it follows from `acc` and the logged scores.
+//! lm-eval does not log the delimiter of choices, which `acc_norm` leaves out, nor the type of `target`:
+//! [`super::sample_reading`] finds both by comparison with the values that lm-eval logged of all rows. The
+//! continuation of a schema is the delimiter and `target`. The right context of a schema is not logged
+//! either: of two, it follows from `acc` and the logged scores.
 //!
 //! In a row of a generated answer, `arg_1` has the settings of generation (`until`, `max_gen_toks` and its
 //! other names, `do_sample`, `temperature`), which must be greedy and equal in all rows; `target` is the
@@ -21,17 +22,16 @@ use serde_json::{Map, Value};
 use super::content::{NamedRow, RowContent, label, not_empty, text};
 use super::fault::{RowFault, RowResult, keys, kind, shown};
 use super::generation::GenerationRules;
-use super::python_text::strip;
+use super::sample_reading::{DELIMITER, Readings, TargetType, first_highest, logged_scores};
 use super::sample_settings;
-
-/// lm-eval's default delimiter.
-const DELIMITER: &str = " ";
 
 /// A file of samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Samples {
     /// The delimiter at the start of each continuation.
     pub(super) delimiter: String,
+    /// The type of the targets of choices.
+    target: TargetType,
     /// The filter of the first row. There is a row for each filter, with the same requests.
     filter: Option<String>,
     /// The rules of generated answers, if the rows are such.
@@ -52,20 +52,70 @@ pub(super) fn is_sample(row: &Map<String, Value>) -> bool {
 }
 
 impl Samples {
-    /// The file with this first row; `delimiter` is the one that a task file gives.
-    pub(super) fn of_first(row: &Map<String, Value>, delimiter: Option<&str>) -> RowResult<Samples> {
-        let filter = label(row, "filter")?;
+    /// The file with these rows, of which `next` gives each with its number; `delimiter` is the one that a
+    /// task file gives.
+    ///
+    /// # Errors
+    /// Those of `next`; with the number of its row, a row that cannot be read, and rows that may be read in
+    /// two ways or in none.
+    pub(super) fn of_rows<E>(
+        mut next: impl FnMut() -> Result<Option<(u64, JsonObject)>, E>,
+        delimiter: Option<&str>,
+        fault: impl Fn(u64, RowFault) -> E,
+    ) -> Result<Samples, E> {
+        let mut samples = Samples {
+            delimiter: delimiter.unwrap_or_default().to_owned(),
+            target: TargetType::Index,
+            filter: None,
+            generation: None,
+        };
+        let Some((first, row)) = next()? else { return Ok(samples) };
+        let begun = samples.begin(first, &row, delimiter).map_err(|found| fault(first, found))?;
+        let Some(mut readings) = begun else { return Ok(samples) };
+        let mut row = Some((first, row));
+        while let Some((number, one)) = &row {
+            samples.narrow(&mut readings, *number, one).map_err(|found| fault(*number, found))?;
+            row = next()?;
+        }
+        (samples.delimiter, samples.target) =
+            readings.finish().map_err(|(number, found)| fault(number, found))?;
+        Ok(samples)
+    }
+
+    /// Reads the first row. Rows of choices have readings between which all rows decide.
+    fn begin(
+        &mut self,
+        number: u64,
+        row: &JsonObject,
+        delimiter: Option<&str>,
+    ) -> RowResult<Option<Readings>> {
+        self.filter = label(row, "filter")?;
         let logged = logged(row)?;
         if let Some((_, settings)) = generated(&logged)? {
-            let delimiter = delimiter.unwrap_or_default().to_owned();
-            return Ok(Samples { delimiter, filter, generation: Some(sample_settings::rules(settings)?) });
+            self.generation = Some(sample_settings::rules(settings)?);
+            return Ok(None);
         }
         let requests = requests(&logged)?;
-        let delimiter = match delimiter {
-            Some(delimiter) => delimiter.to_owned(),
-            None => find_delimiter(row, &requests),
-        };
-        Ok(Samples { delimiter, filter, generation: None })
+        if let Some(continuations) = choices(&requests) {
+            return Ok(Some(Readings::of_first(number, row, &continuations, delimiter)));
+        }
+        if delimiter.is_none() && requests.len() > 1 {
+            self.delimiter = schema_delimiter(row, &requests[0].1).to_owned();
+        }
+        Ok(None)
+    }
+
+    /// Compares the readings with a row, if it has choices and is not under another filter.
+    fn narrow(&self, readings: &mut Readings, number: u64, row: &JsonObject) -> RowResult<()> {
+        if label(row, "filter")? != self.filter {
+            return Ok(());
+        }
+        let logged = logged(row)?;
+        if generated(&logged)?.is_some() {
+            return Ok(());
+        }
+        let requests = requests(&logged)?;
+        choices(&requests).map_or(Ok(()), |continuations| readings.narrow(number, row, &continuations))
     }
 
     /// Reads a row; `None` if it repeats one under another filter.
@@ -81,21 +131,20 @@ impl Samples {
             return Ok(Some(NamedRow { id, cluster, content }));
         }
         let requests = requests(&logged)?;
-        let content = match requests.as_slice() {
-            [(context, continuation)] => {
+        let content = match (requests.as_slice(), choices(&requests)) {
+            ([(context, continuation)], _) => {
                 let continuation = self.without_delimiter(continuation)?;
                 if continuation.is_empty() {
                     return Err(RowFault::new("the continuation is empty", "give it some text"));
                 }
                 RowContent::Continuation { context: context.clone(), continuation }
             }
-            [(context, _), ..] if requests.iter().all(|(other, _)| other == context) => {
-                let choices = requests.iter().map(|(_, choice)| self.without_delimiter(choice));
-                let choices = choices.collect::<RowResult<Vec<_>>>()?;
-                let gold = right_choice(row, &choices)?;
-                RowContent::of_choices(context.clone(), choices, gold)?
+            ([(context, _), ..], Some(continuations)) => {
+                let gold = self.target.right_choice(row, &continuations, &self.delimiter)?;
+                let choices = continuations.iter().map(|choice| self.without_delimiter(choice));
+                RowContent::of_choices(context.clone(), choices.collect::<RowResult<_>>()?, gold)?
             }
-            [(_, continuation), ..] if requests.iter().all(|(_, other)| other == continuation) => {
+            ([(_, continuation), ..], _) if requests.iter().all(|(_, other)| other == continuation) => {
                 let gold = right_context(row, requests.len())?;
                 let contexts = requests.iter().map(|(context, _)| context.clone()).collect();
                 RowContent::of_contexts(contexts, self.without_delimiter(continuation)?, gold)?
@@ -138,7 +187,7 @@ impl Samples {
         continuation.strip_prefix(&self.delimiter).map(str::to_owned).ok_or_else(|| {
             RowFault::new(
                 format!(
-                    "the continuation {} does not begin with the delimiter {:?} of the rows before",
+                    "the continuation {} does not begin with the delimiter {:?}",
                     shown(continuation),
                     self.delimiter
                 ),
@@ -204,101 +253,46 @@ fn requests(logged: &[&JsonObject]) -> RowResult<Vec<Logged>> {
     }
 }
 
-/// The delimiter of the choices of a row. A single continuation has none.
-fn find_delimiter(row: &Map<String, Value>, requests: &[Logged]) -> String {
-    let continuations: Vec<&str> = requests.iter().map(|(_, continuation)| continuation.as_str()).collect();
-    if continuations.len() < 2 {
-        return String::new();
-    }
-    let in_doc = row.get("doc").and_then(|doc| delimiter_before_list(doc, &continuations));
-    in_doc.unwrap_or_else(|| {
-        let has_space = continuations.iter().all(|text| text.starts_with(DELIMITER));
-        if has_space { DELIMITER } else { "" }.to_owned()
-    })
+/// The continuations of requests with one context, which are choices.
+fn choices(requests: &[Logged]) -> Option<Vec<&str>> {
+    let is_one = requests.len() > 1 && requests.iter().all(|(context, _)| *context == requests[0].0);
+    is_one.then(|| requests.iter().map(|(_, continuation)| continuation.as_str()).collect())
 }
 
-/// The white space before the strings of a list in `value`, if that and the strings make the continuations;
-/// in a schema, before a single string.
-fn delimiter_before_list(value: &Value, continuations: &[&str]) -> Option<String> {
-    match value {
-        Value::Object(entries) => {
-            entries.values().find_map(|value| delimiter_before_list(value, continuations))
-        }
-        Value::Array(items) => delimiter_before(items, continuations)
-            .or_else(|| items.iter().find_map(|item| delimiter_before_list(item, continuations))),
-        Value::String(text) if continuations.iter().all(|other| *other == continuations[0]) => {
-            let delimiter = continuations[0].strip_suffix(text.as_str())?;
-            (!text.is_empty() && strip(delimiter).is_empty()).then(|| delimiter.to_owned())
-        }
-        _ => None,
-    }
-}
-
-fn delimiter_before(items: &[Value], continuations: &[&str]) -> Option<String> {
-    if items.len() != continuations.len() {
-        return None;
-    }
-    let mut delimiters = items.iter().zip(continuations).map(|(item, continuation)| {
-        let choice = item.as_str().filter(|choice| !choice.is_empty())?;
-        continuation.strip_suffix(choice)
-    });
-    let first = delimiters.next()??;
-    let is_delimiter = strip(first).is_empty() && delimiters.all(|other| other == Some(first));
-    is_delimiter.then(|| first.to_owned())
-}
-
-/// The index of the right choice: `target` is that, or the choice.
-fn right_choice(row: &Map<String, Value>, choices: &[String]) -> RowResult<usize> {
-    let target = match row.get("target") {
-        Some(Value::String(target)) => target.clone(),
-        Some(Value::Number(number)) => number.to_string(),
-        other => {
-            let found = other.map_or("missing".to_owned(), kind);
-            return Err(RowFault::new(format!("\"target\" is {found}"), "name a samples file of lm-eval"));
-        }
-    };
-    // A number is an index, as in lm-eval, unless there is no such choice.
-    let index = target.trim().parse().ok().filter(|&index: &usize| index < choices.len());
-    let named = || choices.iter().position(|choice| *choice == target);
-    index.or_else(named).ok_or_else(|| {
-        let problem = match target.starts_with('[') {
-            true => format!("there are several right choices: {}", shown(&target)),
-            false => format!(
-                "the target {} is neither a choice nor the index of one of {}",
-                shown(&target),
-                choices.len()
-            ),
-        };
-        RowFault::new(problem, "write rows with one right choice")
-    })
+/// The delimiter before the continuation of a schema, which is `target`.
+fn schema_delimiter<'r>(row: &JsonObject, continuation: &'r str) -> &'r str {
+    let target = row.get("target").and_then(Value::as_str).filter(|target| !target.is_empty());
+    let before = target.and_then(|target| continuation.strip_suffix(target));
+    before.unwrap_or(if continuation.starts_with(DELIMITER) { DELIMITER } else { "" })
 }
 
 /// The index of the right one of `count` contexts: that of `doc` if it is a schema of this crate; else the
 /// choice that the logged scores make if that was right, and else the other one of two.
 fn right_context(row: &Map<String, Value>, count: usize) -> RowResult<usize> {
+    const ADVICE: &str = "write rows with context_options, continuation and gold";
+    let scores = logged_scores(row).filter(|scores| scores.len() == count);
+    let picked = scores.and_then(|scores| first_highest(scores.into_iter()));
+    let acc = row.get("acc").and_then(Value::as_f64);
     let doc = row.get("doc").and_then(Value::as_object);
     let own = doc.filter(|doc| doc.get("context_options").is_some_and(Value::is_array));
     if let Some(gold) = own.and_then(|doc| doc.get("gold")?.as_u64()) {
-        return Ok(usize::try_from(gold).unwrap_or(usize::MAX));
+        let gold = usize::try_from(gold).unwrap_or(usize::MAX);
+        return match (picked, acc) {
+            (Some(picked), Some(acc)) if acc != f64::from(u8::from(picked == gold)) => Err(RowFault::new(
+                format!(
+                    "\"gold\" of \"doc\" is {gold} and the highest score that of {picked}, but lm-eval's acc is {acc}"
+                ),
+                ADVICE,
+            )),
+            _ => Ok(gold),
+        };
     }
-    let picked = logged_pick(row).filter(|&picked| picked < count);
-    match (picked, row.get("acc").and_then(Value::as_f64)) {
+    match (picked, acc) {
         (Some(picked), Some(1.0)) => Ok(picked),
         (Some(picked), Some(0.0)) if count == 2 => Ok(1 - picked),
         _ => Err(RowFault::new(
             format!("lm-eval does not log which of {count} contexts is the right one"),
-            "write rows with context_options, continuation and gold",
+            ADVICE,
         )),
     }
-}
-
-/// The first index of the highest score among those logged, which are strings.
-fn logged_pick(row: &Map<String, Value>) -> Option<usize> {
-    let scores = row.get("filtered_resps")?.as_array()?.iter().map(|response| {
-        let score = response.get(0)?;
-        score.as_f64().or_else(|| score.as_str()?.parse().ok())
-    });
-    let scores = scores.collect::<Option<Vec<f64>>>()?;
-    let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    scores.iter().position(|&score| score == highest)
 }

@@ -10,6 +10,7 @@ use xtrain_report::metrics::format;
 use xtrain_step::error::LearnError;
 use xtrain_step::layout::Layout;
 use xtrain_step::programs;
+use xtrain_step::scored_shape::ScoredShape;
 
 /// The estimated speed of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,11 +42,14 @@ impl Speed {
 pub struct RunTime {
     /// Speed of training steps.
     pub speed: Speed,
-    /// Seconds of the remaining steps and evaluations, if the run's length is known.
+    /// Seconds of the remaining steps and evaluations, and of tasks if their tokens are known, if the run's
+    /// length is known.
     pub seconds: Option<f64>,
     source: RateSource,
     /// True if the ranks are on several nodes.
     spans_nodes: bool,
+    /// True if the run scores tasks whose tokens are not known yet.
+    lacks_tasks: bool,
 }
 
 /// Time above which a run gets a warning.
@@ -81,12 +85,14 @@ impl RunTime {
                 let is_known = every > 0 && config.eval.tokens.unwrap_or(0) > 0;
                 let evaluations = if is_known { (left / every).max(at_end) } else { 0 };
                 let each = if evaluations > 0 { evaluation_seconds(planned, device)? } else { 0.0 };
-                Some(left as f64 * speed.step_seconds + evaluations as f64 * each)
+                let tasks = tasks_seconds(planned, device, steps, done)?;
+                Some(left as f64 * speed.step_seconds + evaluations as f64 * each + tasks)
             }
             None => None,
         };
         let spans_nodes = device.network.spans_nodes(planned.spec.parallel.rank.world_size);
-        Ok(RunTime { speed, seconds, source: device.source, spans_nodes })
+        let lacks_tasks = !config.eval.tasks.is_empty() && planned.scored.is_empty();
+        Ok(RunTime { speed, seconds, source: device.source, spans_nodes, lacks_tasks })
     }
 
     /// The time in words, without its source.
@@ -122,12 +128,72 @@ fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, PlanErr
     Ok(of_a_rank as f64 * Timeline::new(&program, device, 1).seconds())
 }
 
+/// Seconds of the tasks that are scored after the steps from `done` to `steps`.
+fn tasks_seconds(planned: &Planned, device: &Device, steps: u64, done: u64) -> Result<f64, PlanError> {
+    let times = |step: u64| step.checked_div(planned.resolved.config.eval.tasks_every).unwrap_or(0);
+    let at_end =
+        u64::from(steps > done && steps.checked_rem(planned.resolved.config.eval.tasks_every) != Some(0));
+    let times = times(steps).saturating_sub(times(done)) + at_end;
+    let spec = &planned.spec;
+    let programs = programs::scored(spec).map_err(LearnError::from)?;
+    let of_shape = |((shape, &sequences), program): ((&ScoredShape, &u64), &Program)| {
+        let batches = sequences.div_ceil(shape.sequences(spec.scored_tokens()) as u64);
+        let of_a_rank = batches.div_ceil(spec.parallel.rank.world_size as u64);
+        of_a_rank as f64 * Timeline::new(program, device, 1).seconds()
+    };
+    Ok(times as f64 * planned.scored.iter().zip(&programs).map(of_shape).sum::<f64>())
+}
+
 impl fmt::Display for RunTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}", self.without_source(), self.source)?;
         if self.spans_nodes {
             f.write_str("; not measured on several nodes")?;
         }
+        if self.lacks_tasks {
+            f.write_str("; without eval.tasks, whose tokens are not known yet")?;
+        }
         f.write_str(")")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::planned::plan_alone;
+    use std::collections::BTreeMap;
+    use std::path::Path;
+    use xtrain_config::Config;
+    use xtrain_rank::Rank;
+    use xtrain_step::engine::Target;
+    use xtrain_step::scored_shape::ScoredLength;
+
+    #[test]
+    fn the_time_of_a_run_includes_its_tasks_or_says_that_it_does_not() {
+        let text = "[model]\ndim = 256\nlayers = 2\nheads = 4\n[data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\nseq_len = 128\n\
+                    [train]\nsteps = 10\nbatch_size = 4\nmicro_batch_size = 4\n[eval]\ntasks = ['t.jsonl']\ntasks_every = 4\n";
+        let parsed = Config::parse::<&str>(Path::new("run.toml"), text.as_bytes(), &[]).expect("a run file");
+        let device = Device::model("h100").expect("it is in the table");
+        let unknown = plan_alone(&parsed, Target::Cuda, Rank::ALONE).expect("a plan");
+        let program = programs::training(&unknown.spec).expect("a step");
+        let time =
+            |planned: &Planned, done| RunTime::estimate(planned, &program, &device, done).expect("a time");
+        let without = time(&unknown, 0);
+        assert!(without.to_string().contains("without eval.tasks"), "{without}");
+        // Ten sequences of up to 128 tokens are three batches of 512 tokens.
+        let shape = ScoredShape::of(ScoredLength { inputs: 120, targets: 3 });
+        let planned = unknown.clone().with_scored(BTreeMap::from([(shape, 10)]));
+        let scored = programs::scored(&planned.spec).expect("programs");
+        let batch = Timeline::new(&scored[0], &device, 1).seconds();
+        let changed = planned.clone().changed(|config| config.train.seed += 1).expect("a plan");
+        // After steps 4, 8 and 10.
+        for (done, scorings) in [(0, 3.0), (4, 2.0), (7, 2.0), (8, 1.0), (10, 0.0)] {
+            for planned in [&planned, &changed] {
+                let tasks = time(planned, done).seconds.zip(time(&unknown, done).seconds);
+                let tasks = tasks.map(|(with, without)| with - without).expect("a length");
+                assert!((tasks - scorings * 3.0 * batch).abs() < 1e-9 * (1.0 + tasks), "{done}: {tasks}");
+            }
+        }
+        assert!(!time(&planned, 0).to_string().contains("without"), "{}", time(&planned, 0));
     }
 }

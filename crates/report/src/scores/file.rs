@@ -56,7 +56,8 @@ impl ScoresHeader {
 /// Reads a complete file.
 ///
 /// # Errors
-/// A file that cannot be read, or is not one of scores; with the line.
+/// A file that cannot be read, or is not one of scores; with the line, also of numbers that no evaluation
+/// gives together.
 pub fn read_scores(path: &Path) -> Result<(ScoresHeader, Vec<RowScores>), ReportError> {
     let file = File::open(path).map_err(|source| ReportError::Read { path: path.into(), source })?;
     let (header, rows, _) = read(path, file)?;
@@ -67,7 +68,8 @@ pub fn read_scores(path: &Path) -> Result<(ScoresHeader, Vec<RowScores>), Report
     Ok((header, rows))
 }
 
-pub(super) fn damaged(path: &Path, line: usize, problem: &str) -> ReportError {
+/// The error of a line of a file of scores.
+pub fn damaged(path: &Path, line: usize, problem: &str) -> ReportError {
     let problem = format!("not of a file of scores: {problem}");
     ReportError::Scores { path: path.into(), line, problem, advice: "delete the file, and score again" }
 }
@@ -77,7 +79,7 @@ pub fn other_scores(path: &Path) -> ReportError {
     ReportError::Scores {
         path: path.into(),
         line: 1,
-        problem: "has the scores of another model, or of this one at the delayed scales of its run".into(),
+        problem: "has the scores of another model".into(),
         advice: "score again with --again, or name another folder with --out",
     }
 }
@@ -97,7 +99,18 @@ fn read(path: &Path, file: File) -> Result<(Option<ScoresHeader>, Vec<RowScores>
         let problem = |error: serde_json::Error| damaged(path, number, &error.to_string());
         match header {
             None => header = Some(serde_json::from_str(&line).map_err(problem)?),
-            Some(_) => rows.push(serde_json::from_str(&line).map_err(problem)?),
+            Some(_) => {
+                let row: RowScores = serde_json::from_str(&line).map_err(problem)?;
+                row.check().map_err(|problem| damaged(path, number, &problem))?;
+                if rows.last().is_some_and(|last: &RowScores| last.row >= row.row) {
+                    return Err(damaged(
+                        path,
+                        number,
+                        &format!("row {} does not follow the one before", row.row),
+                    ));
+                }
+                rows.push(row);
+            }
         }
         whole += bytes as u64;
     }
@@ -249,8 +262,10 @@ mod tests {
     }
 
     fn row(row: u64) -> RowScores {
-        let logprobs = vec![-1.0 / (row + 3) as f64, f64::MIN_POSITIVE];
-        RowScores { row, gold: Some(1), logprobs, greedy: vec![false, true], ..RowScores::default() }
+        let logprobs = vec![-1.0 - 1.0 / (row + 3) as f64, -f64::MIN_POSITIVE];
+        let [tokens, characters, bytes] = [vec![1, 1], vec![3, 5], vec![3, 6]];
+        let greedy = vec![false, true];
+        RowScores { row, gold: Some(1), logprobs, greedy, tokens, characters, bytes, ..RowScores::default() }
     }
 
     #[test]
@@ -285,6 +300,17 @@ mod tests {
         assert!(message(&path).contains("line 1"), "{}", message(&path));
         std::fs::write(&path, "").expect("written");
         assert!(message(&path).contains("empty"), "{}", message(&path));
+        let line = |row: u64| serde_json::to_string(&self::row(row)).expect("a row") + "\n";
+        let first = serde_json::to_string(&header(2)).expect("a header") + "\n";
+        std::fs::write(&path, [first.clone(), line(1), line(2).replace("-1.2", "1.2")].concat())
+            .expect("written");
+        assert!(
+            message(&path).contains("line 3") && message(&path).contains("choice 0"),
+            "{}",
+            message(&path)
+        );
+        std::fs::write(&path, [first, line(1), line(1)].concat()).expect("written");
+        assert!(message(&path).contains("line 3") && message(&path).contains("row 1"), "{}", message(&path));
         assert!(message(&folder.path().join("none")).contains("none"));
     }
 }

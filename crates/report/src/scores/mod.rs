@@ -30,7 +30,7 @@ pub(crate) mod verdict;
 
 pub use binomial::{McNemar, mcnemar_p};
 pub use centred::CentredMean;
-pub use file::{Earlier, ScoresHeader, ScoresWriter, other_scores, read_scores};
+pub use file::{Earlier, ScoresHeader, ScoresWriter, damaged, other_scores, read_scores};
 pub use folder::{ScoreFile, ScoreFiles};
 pub use interval::{Interval, TaskScore, wilson};
 pub use items::{ItemScores, ScoreError};

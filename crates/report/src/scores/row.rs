@@ -64,11 +64,66 @@ impl RowScores {
         }
     }
 
+    /// Fails if no evaluation gives such numbers together: lists of different lengths, sums that are no
+    /// log-probabilities, or of which the flags do not follow.
+    ///
+    /// # Errors
+    /// Says which numbers.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let choices = self.logprobs.len();
+        let is_generated = self.answer.is_some();
+        if is_generated != self.exact_match.is_some() || is_generated == (choices > 0) {
+            return Err("the row needs either logprobs, or answer and exact_match".into());
+        }
+        // A generated answer has tokens alone.
+        let texts = if is_generated { 1 } else { choices };
+        let lists = [
+            ("greedy", self.greedy.len(), choices),
+            ("tokens", self.tokens.len(), texts),
+            ("characters", self.characters.len(), choices),
+            ("bytes", self.bytes.len(), choices),
+            ("truncated", self.truncated.len(), if self.truncated.is_empty() { 0 } else { texts }),
+        ];
+        if let Some((name, found, expected)) =
+            lists.into_iter().find(|(_, found, expected)| found != expected)
+        {
+            return Err(format!("{name} has {found} numbers instead of {expected}"));
+        }
+        match self.gold {
+            Some(gold) if gold >= choices => return Err(format!("gold is {gold}, of {choices} choices")),
+            None if choices > 1 => return Err(format!("there are {choices} choices without gold")),
+            _ => {}
+        }
+        for (choice, (&logprob, &is_greedy)) in self.logprobs.iter().zip(&self.greedy).enumerate() {
+            // A token that is not the likeliest has at most half of the probability.
+            let highest = if is_greedy { 0.0 } else { -std::f64::consts::LN_2 };
+            if !logprob.is_finite() || logprob > highest + ROUNDING {
+                return Err(format!(
+                    "logprobs has {logprob} for choice {choice}, which {}",
+                    if is_greedy { "is no log-probability" } else { "is not greedy, and would be" }
+                ));
+            }
+        }
+        let lengths = self.characters.iter().zip(&self.bytes);
+        match lengths
+            .enumerate()
+            .find(|(_, (characters, bytes))| !(*characters..=&(4 * **characters)).contains(bytes))
+        {
+            Some((choice, (characters, bytes))) => Err(format!(
+                "choice {choice} has {characters} characters and {bytes} bytes, which no text has"
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// True if a score is not a finite number.
     pub fn is_broken(&self) -> bool {
         self.logprobs.iter().any(|logprob| !logprob.is_finite())
     }
 }
+
+/// The most by which sums of rounded log-probabilities are above their bound, in nats.
+const ROUNDING: f64 = 1e-3;
 
 /// Each score over its length.
 fn over(scores: &[f64], lengths: &[u64]) -> Vec<f64> {
@@ -115,6 +170,38 @@ mod tests {
         assert!((value(1, Metric::GoldProb).unwrap() - 1.0 / total).abs() < 1e-15);
         assert!((value(2, Metric::GoldBpb).unwrap() - 0.5 / std::f64::consts::LN_2).abs() < 1e-15);
         assert_eq!(value(0, Metric::ExactMatch), None);
+    }
+
+    #[test]
+    fn numbers_that_no_evaluation_gives_together_are_refused() {
+        assert_eq!(row(Some(1)).check(), Ok(()));
+        let one = RowScores {
+            logprobs: vec![-0.6],
+            greedy: vec![true],
+            tokens: vec![1],
+            characters: vec![1],
+            bytes: vec![3],
+            ..row(None)
+        };
+        assert_eq!(one.check(), Ok(()));
+        let damages: [(fn(&mut RowScores), &str); 10] = [
+            (|row| row.logprobs[1] = f64::NAN, "NaN for choice 1"),
+            (|row| row.logprobs[1] = f64::INFINITY, "inf for choice 1"),
+            (|row| row.logprobs[1] = 4.0, "4 for choice 1, which is no log-probability"),
+            (|row| row.logprobs[0] = -0.4, "-0.4 for choice 0, which is not greedy"),
+            (|row| row.greedy.truncate(2), "greedy has 2 numbers instead of 3"),
+            (|row| row.tokens.push(1), "tokens has 4 numbers instead of 3"),
+            (|row| row.bytes[1] = 1, "12 characters and 1 bytes"),
+            (|row| row.gold = Some(3), "gold is 3, of 3 choices"),
+            (|row| row.gold = None, "3 choices without gold"),
+            (|row| row.exact_match = Some(true), "either logprobs"),
+        ];
+        for (damage, part) in damages {
+            let mut damaged = row(Some(1));
+            damage(&mut damaged);
+            let problem = damaged.check().expect_err(part);
+            assert!(problem.contains(part), "{part}: {problem}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::{open_model, reopen_model};
 use crate::cli::EvalArgs;
 use crate::failure::Failure;
 use crate::ranks::Place;
-use crate::signals::Stop;
+use crate::signals::{STOPPED, Stop};
 use crate::terminal::{self, Bar};
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -29,25 +29,26 @@ pub(crate) fn run(args: &EvalArgs, place: &Place) -> Result<ExitCode, Failure> {
             "only the scores of tasks are shared by several processes; name a --task, or evaluate text with one process",
         ));
     }
-    of_text(args).map(|()| ExitCode::SUCCESS)
+    of_text(args)
 }
 
-fn of_text(args: &EvalArgs) -> Result<(), Failure> {
+fn of_text(args: &EvalArgs) -> Result<ExitCode, Failure> {
     let mut bar = Bar::default();
     let found = evaluate(args, &mut bar);
     bar.clear();
     let Some(found) = found? else {
         terminal::stopped();
-        return Ok(());
+        return Ok(ExitCode::from(STOPPED));
     };
     if args.json {
-        return found.iter().try_for_each(|one| terminal::print_json(&json(one, &found)).map(|_| ()));
+        found.iter().try_for_each(|one| terminal::print_json(&json(one, &found)).map(|_| ()))?;
+    } else {
+        let _ = terminal::print(&match found.as_slice() {
+            [only] => alone(&only.loss),
+            _ => table(&found),
+        })?;
     }
-    terminal::print(&match found.as_slice() {
-        [only] => alone(&only.loss),
-        _ => table(&found),
-    })
-    .map(|_| ())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The losses in all precisions on the same tokens; `None` if it is stopped.

@@ -1,11 +1,11 @@
 //! `xtrain eval --task`: the models that are scored, and their scores.
 
-use super::task_scores::{ScoredTask, json_of, text};
+use super::task_scores::{ScoredTask, json, text};
 use super::which;
 use crate::cli::EvalArgs;
 use crate::failure::Failure;
 use crate::ranks::{self, Place};
-use crate::signals::Stop;
+use crate::signals::{STOPPED, Stop};
 use crate::terminal::{self, Bar};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -45,25 +45,50 @@ pub(super) fn run(args: &EvalArgs, place: &Place) -> Result<ExitCode, Failure> {
     }
     let scored = scored.and_then(|scored| process_group.finish().map(|()| scored));
     match scored.map_err(|error| process_group.fail(error))? {
-        _ if !place.is_first() => {}
-        None => terminal::stopped(),
-        Some((tasks, scored)) if args.json => {
-            scored
-                .iter()
-                .try_for_each(|one| terminal::print_json(&json_of(one, &tasks, &scored)).map(|_| ()))?;
+        Evaluated::Stopped { is_kept } => {
+            if place.is_first() {
+                say_stopped(is_kept, args.again);
+            }
+            return Ok(ExitCode::from(STOPPED));
         }
-        Some((tasks, scored)) => _ = terminal::print(&text(&tasks, &scored)?)?,
+        _ if !place.is_first() => {}
+        Evaluated::Scored(tasks, scored) if args.json => {
+            json(&tasks, &scored)?.iter().try_for_each(|value| terminal::print_json(value).map(|_| ()))?;
+        }
+        Evaluated::Scored(tasks, scored) => _ = terminal::print(&text(&tasks, &scored)?)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The tasks, and on rank 0 their scores in all precisions at all steps; `None` if it is stopped.
+/// The end of an evaluation.
+enum Evaluated {
+    /// It was asked to stop.
+    Stopped {
+        /// True if the rows scored so far are in files.
+        is_kept: bool,
+    },
+    /// The tasks, and on rank 0 their scores in all precisions at all steps.
+    Scored(Vec<CheckedTask>, Vec<ScoredTask>),
+}
+
+/// Reports on standard error, as [`terminal::stopped`], that the evaluation was stopped.
+fn say_stopped(is_kept: bool, again: bool) {
+    match is_kept {
+        true => terminal::print_error(&format!(
+            "stopped before the end; the rows scored so far are kept, run the same command again{} to continue",
+            if again { " without --again" } else { "" }
+        )),
+        false => terminal::stopped(),
+    }
+}
+
+/// Scores the tasks.
 fn all(
     args: &EvalArgs,
     process_group: &ProcessGroup,
     stop: &Stop,
     mut bar: Option<&mut Bar>,
-) -> Result<Option<(Vec<CheckedTask>, Vec<ScoredTask>)>, RunError> {
+) -> Result<Evaluated, RunError> {
     // Wrong files are known before a model is opened.
     let tasks = args.task.iter().map(Task::open).collect::<Result<Vec<Task>, _>>()?;
     let precisions = match args.precision.as_slice() {
@@ -107,13 +132,13 @@ fn all(
                     stop.check()
                 };
                 let rows = model.scores(task, &header, folder.as_ref(), earlier, &exchange, &mut show)?;
-                let Some(rows) = rows else { return Ok(None) };
+                let Some(rows) = rows else { return Ok(Evaluated::Stopped { is_kept: folder.is_some() }) };
                 let metrics = summaries(&rows).map_err(|error| RunError::Refused(error.to_string()))?;
                 scored.push(ScoredTask { task: number, header, rows, metrics });
             }
         }
     }
-    Ok(Some((tasks, scored)))
+    Ok(Evaluated::Scored(tasks, scored))
 }
 
 /// The model of a command, opened in one precision after the other, because memory may hold no second one.
@@ -174,7 +199,8 @@ impl NamedModel<'_> {
         let gpu = if visible == 0 { 0 } else { self.process_group.gpu(visible)? };
         let place = ProcessorChoice { device, gpu, choices };
         let mut opened = open(&self.args.model.model, step, place, precision)?;
-        // Where tokens share scales, the scores are to be those of the run's own evaluation.
+        // The scores are to be those of the run's own evaluation, also where tokens share scales.
+        opened.read_scales()?;
         let shares_scales = opened.weights.numerics().shares_scales();
         let mut scorer = match opened.batch_tokens.filter(|_| shares_scales) {
             Some(tokens) => Scorer::new(tokens),
@@ -205,7 +231,7 @@ impl NamedModel<'_> {
         // A row that cannot be encoded is known before one is scored.
         let shapes = xtrain_evaluation::shapes(tasks, tokenizer, prompts, context)?;
         if !self.process_group.is_alone() {
-            self.shapes = shapes;
+            self.shapes = shapes.into_keys().collect();
             self.opened = None;
         } else if let Some(mut state) = self.opened.take() {
             state.generator = self.generator(&mut state.model)?;

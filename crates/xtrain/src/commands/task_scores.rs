@@ -48,7 +48,14 @@ impl ScoredTask {
     }
 }
 
-pub(super) fn json_of(one: &ScoredTask, tasks: &[CheckedTask], all: &[ScoredTask]) -> Value {
+/// A value for each task in each precision at each step, and one for each mean over several tasks.
+pub(super) fn json(tasks: &[CheckedTask], all: &[ScoredTask]) -> Result<Vec<Value>, Failure> {
+    let mut values: Vec<Value> = all.iter().map(|one| json_of(one, tasks, all)).collect();
+    values.extend(means(tasks, all)?.iter().map(json_of_mean));
+    Ok(values)
+}
+
+fn json_of(one: &ScoredTask, tasks: &[CheckedTask], all: &[ScoredTask]) -> Value {
     let ScoredTask { header, rows, metrics, .. } = one;
     let first = one.first(all);
     let of_metric = |(metric, score): &(Metric, TaskScore)| {
@@ -84,9 +91,8 @@ pub(super) fn text(tasks: &[CheckedTask], all: &[ScoredTask]) -> Result<String, 
         text += &of_one_task(task, &of_task, all);
         text.push('\n');
     }
-    if tasks.len() > 1 {
-        text += &means(tasks, all)?;
-    }
+    let has_steps = all.iter().any(|scored| scored.header.step != all[0].header.step);
+    text.extend(means(tasks, all)?.iter().map(|mean| shown_mean(mean, has_steps)));
     Ok(text.trim_end().to_owned() + "\n")
 }
 
@@ -177,16 +183,25 @@ fn shown_difference(
     format!("{precision} - {reference}: {} {difference:+.digits$} {unit}{interval}{test}\n", metric.name())
 }
 
-/// The centred mean over the tasks in each precision at each step.
-fn means(tasks: &[CheckedTask], all: &[ScoredTask]) -> Result<String, Failure> {
+/// The centred mean over several tasks in a precision at a step.
+struct TasksMean {
+    step: Option<u64>,
+    precision: Recipe,
+    mean: CentredMean,
+}
+
+/// The centred mean over the tasks in each precision at each step; none for a single task.
+fn means(tasks: &[CheckedTask], all: &[ScoredTask]) -> Result<Vec<TasksMean>, Failure> {
+    if tasks.len() < 2 {
+        return Ok(Vec::new());
+    }
     let mut groups: BTreeMap<usize, Vec<&ScoredTask>> = BTreeMap::new();
     let key = |scored: &ScoredTask| (scored.header.step, scored.precision());
     for scored in all {
         let first = all.iter().position(|other| key(other) == key(scored)).unwrap_or_default();
         groups.entry(first).or_default().push(scored);
     }
-    let has_steps = all.iter().any(|scored| scored.header.step != all[0].header.step);
-    let mut text = String::new();
+    let mut means = Vec::new();
     for group in groups.values() {
         let of_task = |scored: &&ScoredTask| {
             let metric = tasks[scored.task].task.metric();
@@ -196,12 +211,24 @@ fn means(tasks: &[CheckedTask], all: &[ScoredTask]) -> Result<String, Failure> {
         };
         let scores: Vec<_> = group.iter().filter_map(of_task).collect();
         let mean = CentredMean::new(&scores).map_err(|error| Failure::user(error.to_string()))?;
-        let Some(mean) = mean else { continue };
-        let interval =
-            mean.interval.map_or(String::new(), |found| format!(", {}", shown_interval(&found, 1.0)));
-        let (step, precision) = (group[0].header.step, group[0].precision().name());
-        text += &at_step(step.filter(|_| has_steps));
-        text += &format!("{precision}: centred mean of {} tasks {:.4}{interval}\n", mean.tasks, mean.mean);
+        let (step, precision) = (group[0].header.step, group[0].precision());
+        means.extend(mean.map(|mean| TasksMean { step, precision, mean }));
     }
-    Ok(text)
+    Ok(means)
+}
+
+fn shown_mean(found: &TasksMean, has_steps: bool) -> String {
+    let TasksMean { step, precision, mean } = found;
+    let interval = mean.interval.map_or(String::new(), |found| format!(", {}", shown_interval(&found, 1.0)));
+    let (step, precision) = (at_step(step.filter(|_| has_steps)), precision.name());
+    format!("{step}{precision}: centred mean of {} tasks {:.4}{interval}\n", mean.tasks, mean.mean)
+}
+
+fn json_of_mean(found: &TasksMean) -> Value {
+    let TasksMean { step, precision, mean } = found;
+    json!({
+        "centred_mean": mean.mean, "stderr": mean.standard_error,
+        "low": mean.interval.map(|interval| interval.low), "high": mean.interval.map(|interval| interval.high),
+        "tasks": mean.tasks, "step": step, "precision": precision.name(),
+    })
 }

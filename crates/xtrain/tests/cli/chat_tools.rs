@@ -125,6 +125,15 @@ fn rows_that_cannot_be_answered_are_reported_and_the_others_are_answered() {
     // What is wrong with all rows ends the command.
     without_template(&place);
     place.run("generate bare --chats asked.jsonl").refuses(&["no chat template", "asked.jsonl, line 1"]);
+    place.write("yes.jsonl", b"{\"query\": \"is it 3?\", \"choices\": [\"yes\", \"no\"], \"gold\": 0}\n");
+    place.write("yes.toml", b"data = \"yes.jsonl\"\nchat = true\n");
+    place.run("eval bare --task yes.toml").refuses(&[
+        "bare has no chat template",
+        "--chat-template of chat, generate and tokenize",
+        "save one there as chat_template.jinja",
+    ]);
+    place.write("bare/chat_template.jinja", &place.read("out/hf/chat_template.jinja"));
+    place.run("eval bare --task yes.toml").succeeds();
     place.run("generate out --chats a.txt").refuses(&["a.txt", "plain text", ".jsonl"]);
     place.run("generate out --chats none.jsonl").refuses(&["none.jsonl"]);
     place.run("generate out --prompt a --today 2026-01-02").refuses(&["--today", "--chats FILE"]);

@@ -1,7 +1,7 @@
 //! Scores on tasks, by `xtrain eval --task`.
 
 use crate::dice::Dice;
-use crate::place::{Place, assert_same_file, finish, wait, wait_until};
+use crate::place::{Place, assert_same_file, finish, signal, wait, wait_until};
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
 
@@ -87,7 +87,25 @@ fn tasks_are_scored_in_text_and_json_with_paired_differences_of_precisions() {
     for part in ["40 rows in 20 clusters", "acc_norm", "fp8-row - bf16: acc ", "centred mean of 2 tasks"] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    let scored = json_lines(&place.run(&format!("{eval} --json")).succeeds().stdout);
+    let mut scored = json_lines(&place.run(&format!("{eval} --json")).succeeds().stdout);
+    let means = scored.split_off(4);
+    assert_eq!(means.len(), 2, "{means:?}");
+    for (mean, precision) in means.iter().zip(["bf16", "fp8-row"]) {
+        assert_eq!(
+            (&mean["precision"], &mean["tasks"], &mean["step"]),
+            (&json!(precision), &json!(2), &json!(9))
+        );
+        let of_task = |task: &Value| {
+            let [value, chance] = [&task["metrics"]["acc"]["value"], &task["chance"]].map(Value::as_f64);
+            value.zip(chance).map(|(value, chance)| (value - chance) / (1.0 - chance)).expect("numbers")
+        };
+        let tasks: Vec<f64> =
+            scored.iter().filter(|one| one["precision"] == precision).map(of_task).collect();
+        let centred = mean["centred_mean"].as_f64().expect("a number");
+        assert!((centred - (tasks[0] + tasks[1]) / 2.0).abs() < 1e-12, "{mean}");
+        assert!(mean["low"].as_f64() < Some(centred) && Some(centred) < mean["high"].as_f64(), "{mean}");
+        assert!(text.contains(&format!("{precision}: centred mean of 2 tasks {centred:.4}, ")), "{text}");
+    }
     let named: Vec<_> = scored.iter().map(|one| [&one["task"], &one["precision"]]).collect();
     assert_eq!(named, [["choices", "bf16"], ["words", "bf16"], ["choices", "fp8-row"], ["words", "fp8-row"]]);
     for one in &scored {
@@ -117,7 +135,9 @@ fn tasks_are_scored_in_text_and_json_with_paired_differences_of_precisions() {
     let right = rows.iter().filter(is_right).count() as f64 / 40.0;
     assert_eq!(scored[0]["metrics"]["acc"]["value"], json!(right));
     let first = json_lines(&place.run(&format!("{eval} --json --limit 7")).succeeds().stdout);
-    assert!(first.iter().all(|one| one["rows"] == 7));
+    assert!(first[..4].iter().all(|one| one["rows"] == 7));
+    let alone = place.run("eval out --task choices.jsonl --json").succeeds().stdout;
+    assert_eq!(json_lines(&alone).len(), 1);
     place.run("eval out --task choices.jsonl --batch-size 4").refuses(&["--batch-size"]);
     place.run("eval out --data b.txt --every-checkpoint").refuses(&["--data", "--every-checkpoint"]);
     place.run("eval out/hf --task choices.jsonl --every-checkpoint").refuses(&["only a run"]);
@@ -168,6 +188,74 @@ fn an_evaluation_that_is_killed_continues_to_the_same_files() {
     assert!(killed > 0, "none was killed");
     place.run(&format!("{eval} --out killed")).succeeds();
     assert_same_files(&place, "peace", "killed");
+}
+
+#[test]
+fn an_evaluation_that_is_asked_to_stop_says_so_and_continues() {
+    let place = scored_place(&mut Dice::new("asked_to_stop"), 6000);
+    for (ranks, json) in [("", " --json"), (" --ranks 2", "")] {
+        let eval = format!("eval out --task choices.jsonl --task words.jsonl{ranks}{json} --out kept");
+        let mut command = place.command(&eval);
+        let outputs = command.stdout(place.sink("stdout")).stderr(place.sink("stderr"));
+        let mut child = outputs.spawn().expect("starts");
+        wait_until("rows", || place.bytes_in("kept") > 1000);
+        signal(child.id(), "TERM");
+        assert_eq!(wait(&mut child, &eval).code(), Some(130));
+        let said = String::from_utf8(place.read("stderr")).expect("text");
+        assert!(said.contains("the same command again to continue"), "{said}");
+        assert!(place.read("stdout").is_empty());
+        place.run(&eval).succeeds();
+        std::fs::remove_dir_all(place.path("kept")).expect("removed");
+    }
+    // Without files of scores, nothing continues.
+    let eval = "eval out/hf --task choices.jsonl --task words.jsonl --json";
+    let mut child =
+        place.command(eval).stderr(place.sink("stderr")).stdout(Stdio::null()).spawn().expect("starts");
+    std::thread::sleep(std::time::Duration::from_millis(400));
+    signal(child.id(), "TERM");
+    let code = wait(&mut child, eval).code();
+    let said = String::from_utf8(place.read("stderr")).expect("text");
+    // It may have ended before.
+    assert!(code == Some(0) || code == Some(130) && said.contains("there is no result"), "{code:?}: {said}");
+}
+
+#[test]
+fn rows_of_a_file_of_scores_that_are_not_those_of_the_task_are_refused_with_their_line() {
+    let place = scored_place(&mut Dice::new("rows_that_are_not"), 12);
+    place.write(
+        "choices.jsonl",
+        (0..12)
+            .map(|n| format!("{{\"query\": \"the {n}\", \"choices\": [\"river\", \"sea\"], \"gold\": 0}}\n"))
+            .collect::<String>()
+            .as_bytes(),
+    );
+    place.write("answers.jsonl", b"{\"query\": \"the\", \"answer\": \"river\"}\n");
+    place.write("answers.toml", b"data = \"answers.jsonl\"\nmax_tokens = 4\n");
+    let eval = "eval out --task choices.jsonl --task answers.toml --out kept";
+    place.run(eval).succeeds();
+    let [answers, choices] = files(&place, "kept").try_into().expect("two files");
+    for (file, line, from, to, part) in [
+        (&choices, 4, "\"gold\":0", "\"gold\":1", "its gold is not that of line 3 of the task"),
+        (&choices, 4, "\"row\":3", "\"row\":4", "its row is not that of line 3"),
+        (&choices, 4, "\"characters\":[5,", "\"characters\":[4,", "its characters is not"),
+        (&choices, 4, "\"logprobs\":[-", "\"logprobs\":[", "which is n"),
+        (&choices, 4, "\"greedy\":[", "\"greedy\":[false,", "greedy has 3 numbers instead of 2"),
+        (&answers, 2, "\"exact_match\":false", "\"exact_match\":true", "its exact_match is not"),
+    ] {
+        let path = format!("kept/{file}");
+        let whole = String::from_utf8(place.read(&path)).expect("text");
+        let mut lines: Vec<String> = whole.lines().map(|line| line.to_owned() + "\n").collect();
+        assert!(lines[line - 1].contains(from), "{}", lines[line - 1]);
+        lines[line - 1] = lines[line - 1].replace(from, to);
+        if to.contains("\"row\":4") {
+            lines.remove(line);
+            lines.push(lines[10].replace("\"row\":", "\"row\":1"));
+        }
+        place.write(&path, lines.concat().as_bytes());
+        place.run(eval).refuses(&[file, &format!("line {line}"), part, "delete the file"]);
+        place.write(&path, whole.as_bytes());
+    }
+    place.run(eval).succeeds();
 }
 
 #[test]

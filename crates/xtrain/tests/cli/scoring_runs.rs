@@ -68,12 +68,13 @@ fn tasks_change_no_bit_of_a_run_and_have_the_scores_of_its_checkpoints() {
         let expected = [(4, "choices"), (4, "words"), (8, "choices"), (8, "words")]
             .map(|(step, name)| (Some(step), Some(name)));
         assert_eq!(named, expected);
-        // A run with delayed scales has them, a checkpoint that is opened has not.
-        if recipe != "fp8-delayed" {
-            let eval = format!("eval {with} --task choices.jsonl --task words.jsonl --every-checkpoint");
-            place.run(&format!("{eval} --out again-{recipe}/scores")).succeeds();
-            assert_same_files(&place, &format!("{with}/scores"), &format!("again-{recipe}/scores"));
-        }
+        let eval = format!("eval {with} --task choices.jsonl --task words.jsonl --every-checkpoint");
+        place.run(&format!("{eval} --out again-{recipe}/scores")).succeeds();
+        assert_same_files(&place, &format!("{with}/scores"), &format!("again-{recipe}/scores"));
+        // The scores of the run are taken.
+        let scores = place.contents(&format!("{with}/scores"));
+        place.run(&eval).succeeds();
+        assert_eq!(place.contents(&format!("{with}/scores")), scores);
     }
 }
 
@@ -145,6 +146,10 @@ fn wrong_tasks_are_refused_before_the_first_step() {
     place.write("bad.jsonl", b"{\"query\": \"a\", \"choices\": [\"b\"], \"gold\": 0}\n");
     for (set, words) in [
         ("eval.tasks=[\"none.jsonl\"]", "none.jsonl"),
+        (
+            "eval.tasks=[\"hellaswag\"]",
+            "lm_eval run --model dummy --tasks hellaswag --log_samples --output_path",
+        ),
         ("eval.tasks=[\"bad.jsonl\"]", "bad.jsonl"),
         ("eval.tasks=[\"choices.jsonl\",\"choices.jsonl\"]", "two tasks named choices"),
         ("eval.tasks_every=3", "have no effect without `tasks`"),

@@ -70,7 +70,7 @@ fn a_task_file_may_name_samples_and_their_delimiter() {
 #[test]
 fn the_right_choice_is_an_index_or_the_choice() {
     let gold = |target: &str| {
-        let row = sample(&[("Q:", " 1"), ("Q:", " b"), ("Q:", " 7")], target, json!({}));
+        let row = sample(&[("Q:", " x"), ("Q:", " b"), ("Q:", " 7")], target, json!({}));
         read("s.jsonl", &[("s.jsonl", &lines(&[row]))]).map(|(_, rows)| rows[0].gold.clone())
     };
     for (target, index) in [("0", 0), ("1", 1), ("b", 1), ("7", 2)] {
@@ -80,6 +80,88 @@ fn the_right_choice_is_an_index_or_the_choice() {
         let message = gold(target).expect_err(target).to_string();
         assert!(message.contains(part), "{message}");
     }
+}
+
+/// A sample with scores and the values that lm-eval made of them.
+fn valued(requests: &[(&str, &str)], target: &str, scores: &[f64], values: &[(&str, f64)]) -> Value {
+    let mut row = sample(requests, target, json!({}));
+    row["filtered_resps"] = scores.iter().map(|score| json!([score.to_string(), "False"])).collect();
+    values.iter().for_each(|(metric, value)| row[metric] = json!(value));
+    row
+}
+
+#[test]
+fn a_number_that_is_an_index_and_a_choice_is_what_the_values_of_all_rows_make_of_it() {
+    let requests = [("Q:", " 1"), ("Q:", " 2"), ("Q:", " 0")];
+    // The second choice is picked, which 1 names as an index; as a text it names the first.
+    let row = |acc: f64| valued(&requests, "1", &[-2.0, -1.0, -3.0], &[("acc", acc)]);
+    // A third one is picked: both readings are wrong.
+    let neither = valued(&requests, "1", &[-2.0, -3.0, -1.0], &[("acc", 0.0)]);
+    let golds = |rows: &[Value]| {
+        let (_, rows) = read("s.jsonl", &[("s.jsonl", &lines(rows))])?;
+        Ok::<Vec<_>, crate::DataError>(rows.into_iter().map(|row| row.gold).collect())
+    };
+    let both = |index| vec![Gold::Choice(index); 2];
+    assert_eq!(golds(&[neither.clone(), row(1.0)]).expect("indices"), both(1));
+    assert_eq!(golds(&[neither.clone(), row(0.0)]).expect("texts"), both(0));
+    let two_ways = error_of("s.jsonl", lines(&[neither.clone(), neither.clone()]));
+    for part in ["s.jsonl, line 1: ", "\" 2\" by its index or \" 1\" by its text", "both readings"] {
+        assert!(two_ways.contains(part), "{part}: {two_ways}");
+    }
+    let none = error_of("s.jsonl", lines(&[row(1.0), neither, row(0.0)]));
+    for part in [
+        "s.jsonl, line 3: ",
+        "an index after",
+        "line 3 acc would be 1",
+        "a choice after",
+        "line 1 acc would be 0",
+    ] {
+        assert!(none.contains(part), "{part}: {none}");
+    }
+    // A number beyond the choices is a text, so all are.
+    let two = [("Q:", " 1"), ("Q:", " 2")];
+    let rows = ["2", "1"].map(|target| sample(&two, target, json!({})));
+    assert_eq!(golds(&rows).expect("texts"), [Gold::Choice(1), Gold::Choice(0)]);
+    // A boolean of Python is an index.
+    assert_eq!(golds(&[sample(&two, "True", json!({}))]).expect("an index"), [Gold::Choice(1)]);
+    // An accuracy that is a share is not one of a right choice.
+    let shares = error_of("s.jsonl", lines(&[row(0.4)]));
+    assert!(shares.contains("lm-eval's is 0.4"), "{shares}");
+}
+
+#[test]
+fn a_delimiter_that_is_not_in_the_document_is_the_one_that_the_values_give() {
+    // Over characters, the first choice has -0.5 and the second -0.48; with the delimiter -0.333 and -0.4.
+    let with = |delimiter: &str, target: &str, acc_norm: f64| {
+        let texts = ["a", "bcdef"].map(|choice| format!("{delimiter}{choice}"));
+        let requests = [("Q:", texts[0].as_str()), ("Q:", texts[1].as_str())];
+        valued(&requests, target, &[-0.5, -2.4], &[("acc", 0.0), ("acc_norm", acc_norm)])
+    };
+    let characters = |rows: &[Value]| {
+        let (_, rows) = read("s.jsonl", &[("s.jsonl", &lines(rows))]).map_err(|error| error.to_string())?;
+        Ok::<Vec<_>, String>(rows[0].requests.iter().map(|request| request.characters).collect())
+    };
+    assert_eq!(characters(&[with("\n", "1", 1.0)]), Ok(vec![1, 5]));
+    assert_eq!(characters(&[with("\n", "1", 0.0)]), Ok(vec![2, 6]));
+    assert_eq!(characters(&[with(" ", "1", 1.0)]), Ok(vec![1, 5]));
+    // Not the default: choices that begin with a space.
+    assert_eq!(characters(&[with(" ", "1", 0.0)]), Ok(vec![2, 6]));
+    // A text names its choice.
+    assert_eq!(characters(&[with(": ", "bcdef", 1.0)]), Ok(vec![1, 5]));
+    let mut unknown = with("\n", "1", 1.0);
+    unknown.as_object_mut().expect("a row").remove("acc_norm");
+    let message = characters(&[unknown.clone()]).expect_err("two readings");
+    for part in ["line 1: ", "may be \"\" or \"\\n\"", "target_delimiter as `delimiter`"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    let toml = "data = 's.jsonl'\ndelimiter = \"\\n\"";
+    let (_, rows) = read("t.toml", &[("s.jsonl", &lines(&[unknown])), ("t.toml", toml)]).expect("a task");
+    assert_eq!(rows[0].requests[1].characters, 5);
+    // The delimiter of a task file is compared, too.
+    let toml = "data = 's.jsonl'\ndelimiter = ''";
+    let rows = lines(&[with("\n", "1", 1.0)]);
+    let message = read("t.toml", &[("s.jsonl", &rows), ("t.toml", toml)]).expect_err("refused").to_string();
+    assert!(message.contains("after the delimiter \"\", in line 1 acc_norm would be 0"), "{message}");
 }
 
 #[test]
@@ -114,6 +196,17 @@ fn continuations_and_schemas_are_replayed() {
         assert_eq!(rows[0].gold, Gold::Choice(gold));
         assert_eq!((&*rows[0].requests[1].context, rows[0].requests[1].continuation.as_str()), requests[1]);
     }
+    // The delimiter of a schema is what stands before the target.
+    for (continuation, target, characters) in [("\n r", " r", 2), (" r", " r", 2), (" r", "r", 1)] {
+        let doc = json!({"context_options": ["x", "y"], "gold": 0});
+        let row = sample(&[("x", continuation), ("y", continuation)], target, doc);
+        let (_, rows) = read("s.jsonl", &[("s.jsonl", &lines(&[row]))]).expect("a schema");
+        assert_eq!(rows[0].requests[0].characters, characters, "{continuation:?}");
+    }
+    let mut other = sample(&requests, "ran", json!({"context_options": ["The a", "The b"], "gold": 0}));
+    other["filtered_resps"] = json!([["-2.5", "False"], ["-0.25", "False"]]);
+    other["acc"] = json!(1.0);
+    assert!(error_of("s.jsonl", lines(&[other])).contains("lm-eval's acc is 1"));
     let mut row = sample(&[("a", " r"), ("b", " r"), ("c", " r")], "r", json!({}));
     row["filtered_resps"] = json!([["-2", "False"], ["-1", "False"], ["-3", "False"]]);
     row["acc"] = json!(0.0);
@@ -134,9 +227,14 @@ fn other_requests_and_later_filters_are_refused_or_left_out() {
     assert!(error_of("s.jsonl", lines(&[list])).contains("\"arguments\" is a list"));
     let both = sample(&[("P:", " a"), ("Q:", " b")], "0", json!({}));
     assert!(error_of("s.jsonl", lines(&[both])).contains("differ in context and"));
+    // A row without the space shows that it is no delimiter.
     let other = sample(&[("Q:", "a"), ("Q:", " b")], "0", json!({}));
-    let message = error_of("s.jsonl", lines(&[choices.clone(), other]));
-    assert!(message.starts_with("s.jsonl, line 2: ") && message.contains("delimiter \" \""), "{message}");
+    let rows = lines(&[choices.clone(), other]);
+    let (_, read_rows) = read("s.jsonl", &[("s.jsonl", &rows)]).expect("a task");
+    assert_eq!(read_rows[0].requests[0].characters, 2);
+    let files = [("s.jsonl", rows.as_str()), ("t.toml", "data = 's.jsonl'\ndelimiter = ' '")];
+    let message = read("t.toml", &files).expect_err("refused").to_string();
+    assert!(message.contains("line 2") && message.contains("does not begin with it"), "{message}");
     let mut second = choices.clone();
     second["filter"] = json!("flexible");
     let (task, rows) = read("s.jsonl", &[("s.jsonl", &lines(&[choices, second]))]).expect("a task");

@@ -23,6 +23,8 @@ fn answer(row: u64, is_right: bool) -> RowScores {
         gold: Some(0),
         logprobs,
         greedy: vec![false; 2],
+        tokens: vec![1; 2],
+        characters: vec![1; 2],
         bytes: vec![1; 2],
         ..RowScores::default()
     }
@@ -374,6 +376,8 @@ fn several_tasks_have_a_mean_above_chance_without_bits() {
             gold: Some(0),
             logprobs: vec![-(1.0 + more + (row * seed % 7) as f64 / 100.0) * std::f64::consts::LN_2],
             greedy: vec![false],
+            tokens: vec![1],
+            characters: vec![1],
             bytes: vec![1],
             ..RowScores::default()
         };

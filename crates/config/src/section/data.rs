@@ -170,6 +170,27 @@ impl DataConfig {
         self.bad_rows.unwrap_or(BAD_ROWS)
     }
 
+    /// Keys of settings of conversations that have another value in `now`.
+    pub fn changed_chat_keys(&self, now: &DataConfig) -> Vec<&'static str> {
+        // A source by a path that has changed is compared by its tokens.
+        let of_sources = |data: &DataConfig| -> Vec<_> {
+            let sources = data.train.0.iter();
+            sources.map(|source| (source.format, source.chat_template.clone(), source.train_on)).collect()
+        };
+        let changed = [
+            ("data.format", self.format.unwrap_or_default() != now.format.unwrap_or_default()),
+            ("data.chat_template", self.chat_template != now.chat_template),
+            ("data.chat_template_kwargs", self.chat_template_kwargs != now.chat_template_kwargs),
+            ("data.reserved_tokens", self.reserved_tokens != now.reserved_tokens),
+            ("data.train_on", self.train_on.unwrap_or_default() != now.train_on.unwrap_or_default()),
+            ("data.too_long", self.too_long.unwrap_or_default() != now.too_long.unwrap_or_default()),
+            ("data.packing", self.packing.unwrap_or_default() != now.packing.unwrap_or_default()),
+            ("data.today", self.today != now.today),
+            ("data.train", of_sources(self) != of_sources(now)),
+        ];
+        changed.into_iter().filter(|(_, is_changed)| *is_changed).map(|(key, _)| key).collect()
+    }
+
     /// String that separates the documents of `source`, if any.
     pub fn separator<'a>(&'a self, source: &'a DataSource) -> Option<&'a str> {
         source.separator.as_deref().or(self.separator.as_deref())

@@ -11,9 +11,9 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
-use xtrain_planner::estimate::OpWork;
-use xtrain_program::{Instance, Lane, Program};
+use std::time::Instant;
+use xtrain_planner::estimate::OpLabel;
+use xtrain_program::Lane;
 use xtrain_report::chrome::{Trace, Track};
 use xtrain_report::metrics::format::percent;
 use xtrain_runtime::{Part, ProgramId, Timed, TimedWork, Timing};
@@ -247,7 +247,13 @@ impl Profiler {
                     let together = if labels[index].is_collective() { together(timed, others) } else { 0 };
                     times = &others[together..];
                     let label = OpLabel::together(&labels[index..=index + together]);
-                    trace.slice(label.track, &label.name, label.role, when, label.args(when.1 - when.0));
+                    trace.slice(
+                        track(label.lane),
+                        &label.name,
+                        label.role,
+                        when,
+                        label.args(when.1 - when.0),
+                    );
                 }
             }
         }
@@ -285,73 +291,6 @@ fn together(first: &Timed, others: &[Timed]) -> usize {
 const OP_TIMES: &str = "On a GPU an op's time is that between two events, which are recorded in the step's graph before and after it: \
                         a microsecond or so of it is the event's, and ops that would overlap do not. So these steps take longer than the \
                         others. On the CPU it is the time between the op's call and its return.";
-
-/// Labels of an op in a trace.
-#[derive(Clone)]
-struct OpLabel {
-    /// The track of its lane; the compute lane's is [`DEVICE`].
-    track: Track,
-    name: String,
-    role: &'static str,
-    work: OpWork,
-    args: Value,
-}
-
-impl OpLabel {
-    fn new(program: &Program, instance: &Instance) -> Self {
-        let (op, origin, work) =
-            (instance.code.op().name(), &instance.origin, OpWork::from_instance(program, instance));
-        let mut args = json!({
-            "op": op,
-            "block": origin.block,
-            "site": &*origin.site,
-            "role": origin.role.name(),
-            "bytes": work.bytes,
-            "FLOPs": work.flops,
-        });
-        let cost = instance.code.op().cost(&program.input_types(instance), &program.output_types(instance));
-        if cost.sent_bytes > 0.0 {
-            args["sent bytes"] = json!(cost.sent_bytes);
-        }
-        OpLabel {
-            track: track(instance.lane),
-            name: format!("{op} {}", origin.site),
-            role: origin.role.name(),
-            work,
-            args,
-        }
-    }
-
-    fn is_collective(&self) -> bool {
-        self.args.get("sent bytes").is_some()
-    }
-
-    /// The label of ops that run together.
-    fn together(labels: &[OpLabel]) -> OpLabel {
-        let (mut all, others) = (labels[0].clone(), &labels[1..]);
-        if others.is_empty() {
-            return all;
-        }
-        all.name = format!("{} and {} more", all.name, others.len());
-        all.work.flops += others.iter().map(|label| label.work.flops).sum::<f64>();
-        all.work.bytes += others.iter().map(|label| label.work.bytes).sum::<usize>();
-        (all.args["bytes"], all.args["FLOPs"]) = (json!(all.work.bytes), json!(all.work.flops));
-        let sent: f64 = labels.iter().filter_map(|label| label.args["sent bytes"].as_f64()).sum();
-        all.args["sent bytes"] = json!(sent);
-        all.args["site"] = labels.iter().map(|label| label.args["site"].clone()).collect();
-        all
-    }
-
-    fn args(&self, took: Duration) -> Value {
-        let seconds = took.as_secs_f64();
-        let mut args = self.args.clone();
-        if seconds > 0.0 {
-            args["TFLOP/s"] = json!(self.work.flops / seconds / 1e12);
-            args["GB/s"] = json!(self.work.bytes as f64 / seconds / 1e9);
-        }
-        args
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -11,7 +11,7 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use xtrain_planner::estimate::OpLabel;
 use xtrain_program::Lane;
 use xtrain_report::chrome::{Trace, Track};

@@ -23,8 +23,13 @@ pub(crate) fn model_hash(
     let mut sum = 0_u64;
     for master in weights.masters() {
         let held = weights.layout().held(StateKind::Master, &master.name);
-        // Of rows that several ranks have, those of one count.
-        if !weights.layout().saves(StateKind::Master, &master.name) {
+        // Of rows that several ranks have, those of one count. Ranks that each opened the model have no layout
+        // of several.
+        let counts = match &held {
+            Some(_) => weights.layout().saves(StateKind::Master, &master.name),
+            None => exchange.rank().is_first(),
+        };
+        if !counts {
             continue;
         }
         let values = weights.read_master(&master.name)?;

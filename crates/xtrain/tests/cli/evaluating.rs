@@ -183,7 +183,7 @@ fn texts_are_evaluated_from_the_disk_and_leave_nothing_unless_they_are_kept() {
 }
 
 #[test]
-fn an_evaluation_that_is_stopped_ends_well_and_leaves_nothing_behind() {
+fn an_evaluation_that_is_stopped_says_so_and_leaves_nothing_behind() {
     let place = with_much_to_evaluate();
     place.train("out", "--set train.steps=2 --set eval.every=0 --set eval.at_end=false");
     place.write("long.txt", &place.read("long.txt").repeat(20));
@@ -202,7 +202,7 @@ fn an_evaluation_that_is_stopped_ends_well_and_leaves_nothing_behind() {
             entries.into_iter().any(|entry| entry.join(wanted).exists())
         });
         crate::place::signal(child.id(), signal);
-        assert_eq!(wait(&mut child, "a stopped evaluation").code(), Some(0));
+        assert_eq!(wait(&mut child, "a stopped evaluation").code(), Some(130));
         assert_eq!(place.names("tmp"), [""; 0], "{signal} left something");
         assert!(place.read("said").is_empty(), "a stopped evaluation has no result");
         assert!(String::from_utf8_lossy(&place.read("told")).contains("there is no result"));

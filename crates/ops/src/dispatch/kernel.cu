@@ -1,6 +1,6 @@
-// A stable counting sort of copies of tokens by group: by expert, or by expert and rank of the token. A warp has
-// COPIES successive copies; `before` holds a row of counters by group for each warp: first its copies, then
-// those of the warps before it. Rows from `capacity` on are given to nobody.
+// A stable counting sort of copies of tokens by group: by expert, or by expert and rank of the token. A warp
+// has COPIES successive copies; `before` holds a row of counters by group for each warp: first its copies,
+// then those of the warps before it. Rows from `capacity` on are given to nobody.
 
 struct Arguments {
     const int* ids;

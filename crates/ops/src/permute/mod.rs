@@ -173,8 +173,8 @@ impl Op for UnpermuteGates {
 /// the order of k. A group without a row of the token is left out, and not added as 0; a token without rows
 /// has `shared` alone, or zeros.
 ///
-/// On p ranks with `groups` groups each, [`SumOwners`](crate::owners::SumOwners) adds the sums of ranks as the
-/// upper levels of the tree. So the result has equal bits for any p that leaves a rank whole groups: the
+/// On p ranks with `groups` groups each, [`SumOwners`](crate::owners::SumOwners) adds the sums of ranks as
+/// the upper levels of the tree. So the result has equal bits for any p that leaves a rank whole groups: the
 /// groups of all experts are [`UnpermuteTree::groups_of`]. Only a row's place in `rows` says that it is this
 /// rank's, so `ids` are those of all experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,8 +23,8 @@ pub(crate) fn model_hash(
     let mut sum = 0_u64;
     for master in weights.masters() {
         let held = weights.layout().held(StateKind::Master, &master.name);
-        // Of rows that several ranks have, those of one count. Ranks that each opened the model have no layout
-        // of several.
+        // Of rows that several ranks have, those of one count. Ranks that each opened the model do not share
+        // a layout.
         let counts = match &held {
             Some(_) => weights.layout().saves(StateKind::Master, &master.name),
             None => exchange.rank().is_first(),

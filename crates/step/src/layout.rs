@@ -59,12 +59,8 @@ impl Layout {
     /// Bytes of the state of `program` that a save copies to host memory on this rank.
     pub fn copied_bytes(&self, program: &Program) -> usize {
         let bytes = |value: &Value| match &value.storage {
-            Storage::State { kind, name, .. } if kind.is_saved() => {
-                if self.saves(*kind, name) {
-                    self.held_type(*kind, name, value.ty).bytes()
-                } else {
-                    0
-                }
+            Storage::State { kind, name, .. } if kind.is_saved() && self.saves(*kind, name) => {
+                self.held_type(*kind, name, value.ty).bytes()
             }
             _ => 0,
         };

@@ -6,7 +6,7 @@ use crate::kernel::cluster::Awaited;
 pub(super) type Place = (u32, u32);
 
 /// Lanes of a warp at the same place.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub(super) struct LaneGroup {
     pub(super) place: Place,
     pub(super) lanes: u32,
@@ -14,7 +14,7 @@ pub(super) struct LaneGroup {
 }
 
 /// The reason why lanes do not run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Waits {
     /// The lanes run.
     Nothing,

@@ -13,6 +13,7 @@ use crate::random::Random;
 use crate::registers::{LANES, RegisterSlot, Registers, lanes_of};
 use crate::trace;
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// One in this many checks of an mbarrier fails although the phase may end soon, as a real wait may time out.
 const CHECKS_THAT_FAIL: usize = 4;
@@ -56,12 +57,13 @@ impl Warp {
         Warp { asynchronous: Asynchronous::default(), spins: false, is_listed: false, ..self }
     }
 
-    /// True if registers and places equal those of an earlier turn, so the warp loops until memory changes.
+    /// True if registers and groups equal those of an earlier turn, so the warp loops until memory changes. A
+    /// group that has begun to wait is another one.
     pub(super) fn has_been_here(&mut self) -> bool {
-        let groups =
-            self.groups.iter().map(|group| u64::from(group.place.0) << 32 | u64::from(group.place.1));
-        let state = groups.fold(self.registers.fingerprint(), |sum, place| sum.rotate_left(9) ^ place);
-        !self.states.insert(state)
+        let mut state = DefaultHasher::new();
+        self.registers.fingerprint().hash(&mut state);
+        self.groups.hash(&mut state);
+        !self.states.insert(state.finish())
     }
 
     /// The lanes that have not exited.
@@ -390,4 +392,31 @@ fn together(
         groups.push(LaneGroup { place, lanes: here, waits });
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registers::SlotCounts;
+
+    #[test]
+    fn lanes_that_begin_to_wait_have_not_been_here() {
+        let mut warp = Warp {
+            registers: Registers::new(SlotCounts::default()),
+            local: Local::new(0),
+            asynchronous: Asynchronous::default(),
+            groups: vec![LaneGroup { place: (1, 0), lanes: 0xff, waits: Waits::Nothing }],
+            rank: 0,
+            first_thread: 0,
+            states: HashSet::new(),
+            spins: false,
+            is_listed: false,
+        };
+        assert!(!warp.has_been_here());
+        assert!(warp.has_been_here());
+        warp.groups[0].waits = Waits::Warp(u32::MAX);
+        assert!(!warp.has_been_here(), "a shuffle waits for other lanes, which have run or will");
+        warp.groups[0].lanes = 0xffff;
+        assert!(!warp.has_been_here());
+    }
 }

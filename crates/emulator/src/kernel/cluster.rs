@@ -20,7 +20,7 @@ fn is_mbarrier(bytes: Bytes<'_>) -> bool {
 pub(crate) const UNIT: u64 = 16;
 
 /// A place in the shared memory of a cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SharedPlace {
     pub(crate) rank: u32,
     pub(crate) offset: u64,
@@ -40,7 +40,7 @@ impl SharedPlace {
 }
 
 /// Reason why lanes wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Awaited {
     /// The end of a phase.
     Mbarrier(SharedPlace, u64),

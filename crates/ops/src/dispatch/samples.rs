@@ -203,8 +203,8 @@ impl Sampled for DispatchOwn {
         GpuTolerance::Exact
     }
 
-    /// Also padding alone, all tokens to one expert, no token for this rank, and rooms that end before,
-    /// within and after the rows of an expert.
+    /// Also padding alone, all tokens to one expert, no token for this rank, and rooms that end within and
+    /// between the rows of experts.
     fn gpu_samples() -> Vec<Sample> {
         let all = |id| SampleInput::integers([704, 1], (0..704).map(|_| id));
         let many = DispatchOwn { experts: 32, ranks: 4, align: 128, ..OWN };

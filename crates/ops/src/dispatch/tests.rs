@@ -22,8 +22,7 @@ fn whole_numbers(of: &HostTensor) -> Vec<i64> {
     of.to_f64().into_iter().map(|x| x as i64).collect()
 }
 
-/// The outputs on the rank at this place: starts, counts, rows, sources, needed and, if any, starts by
-/// source.
+/// Starts, counts, rows, sources, needed and, if any, starts by source on the rank at this place.
 fn of_own(op: DispatchOwn, place: usize, top_k: usize, ids: &[i32]) -> Vec<Vec<i64>> {
     let place = HostTensor::from_f64(TensorType::new(DType::U32, [1]), &[place as f64]);
     run(&op, &[&tensor(top_k, ids), &place]).iter().map(whole_numbers).collect()

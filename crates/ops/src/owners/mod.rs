@@ -8,6 +8,8 @@
 
 mod cpu;
 mod cuda;
+#[cfg(test)]
+mod layer_tests;
 #[cfg(any(test, feature = "samples"))]
 mod samples;
 #[cfg(test)]

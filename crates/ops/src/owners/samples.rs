@@ -4,9 +4,9 @@ use super::{SelectOwner, SumOwners};
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::{DType, TensorType};
 
-/// Tokens with `top_k` distinct experts each of `ranks * experts`; each fifth token is padding.
+/// Sizes of an exchange: tokens with `top_k` experts each of `ranks * experts`; each fifth token is padding.
 #[derive(Clone, Copy)]
-struct Extents {
+struct Exchange {
     ranks: usize,
     experts: usize,
     tokens: usize,
@@ -14,21 +14,21 @@ struct Extents {
     width: usize,
 }
 
-impl Extents {
-    const fn new([ranks, experts]: [usize; 2], [tokens, top_k, width]: [usize; 3]) -> Extents {
-        Extents { ranks, experts, tokens, top_k, width }
+impl Exchange {
+    const fn new([ranks, experts]: [usize; 2], [tokens, top_k, width]: [usize; 3]) -> Exchange {
+        Exchange { ranks, experts, tokens, top_k, width }
     }
 
     fn ids(self) -> SampleInput {
-        let Extents { ranks, experts, tokens, top_k, .. } = self;
+        let Exchange { ranks, experts, tokens, top_k, .. } = self;
         let id = |n: usize| (n / top_k * (n / top_k + 3) + n % top_k) % (ranks * experts);
         let ids = (0..tokens * top_k).map(|n| if n / top_k % 5 == 3 { -1 } else { id(n) as i32 });
         SampleInput::integers([tokens, top_k], ids)
     }
 
-    /// Numbers of all ranks: NaN for tokens without an expert there.
+    /// The tensors that ranks have sent: NaN for tokens without an expert there.
     fn sent(self) -> SampleInput {
-        let Extents { ranks, experts, tokens, top_k, width } = self;
+        let Exchange { ranks, experts, tokens, top_k, width } = self;
         let Fill::Values(ids) = self.ids().fill else { unreachable!("ids are given") };
         let value = |n: usize| {
             let (rank, token) = (n / width / tokens, n / width % tokens);
@@ -57,25 +57,25 @@ impl Extents {
     }
 
     fn select(self) -> Sample {
-        let Extents { ranks, experts, tokens, top_k, .. } = self;
+        let Exchange { ranks, experts, tokens, top_k, .. } = self;
         let x = SampleInput::activation([ranks, tokens, top_k]);
         Sample::plain(SelectOwner { experts }, [x, self.ids()])
     }
 }
 
-const SMALL: [Extents; 4] = [
-    Extents::new([4, 2], [7, 2, 5]),
-    Extents::new([1, 8], [6, 3, 8]),
-    Extents::new([3, 5], [11, 8, 1]),
-    Extents::new([11, 3], [5, 4, 3]),
+const SMALL: [Exchange; 4] = [
+    Exchange::new([4, 2], [7, 2, 5]),
+    Exchange::new([1, 8], [6, 3, 8]),
+    Exchange::new([3, 5], [11, 8, 1]),
+    Exchange::new([11, 3], [5, 4, 3]),
 ];
-const ON_GPU: [Extents; 6] = [
-    Extents::new([8, 16], [70, 8, 264]),
-    Extents::new([2, 64], [33, 8, 2052]),
-    Extents::new([5, 3], [40, 2, 1031]),
-    Extents::new([64, 2], [50, 40, 40]),
-    Extents::new([37, 1], [25, 6, 33]),
-    Extents::new([9, 4], [25, 36, 16]),
+const ON_GPU: [Exchange; 6] = [
+    Exchange::new([8, 16], [70, 8, 264]),
+    Exchange::new([2, 64], [33, 8, 2052]),
+    Exchange::new([5, 3], [40, 2, 1031]),
+    Exchange::new([64, 2], [50, 40, 40]),
+    Exchange::new([37, 1], [25, 6, 33]),
+    Exchange::new([9, 4], [25, 36, 16]),
 ];
 
 impl Sampled for SumOwners {
@@ -94,7 +94,7 @@ impl Sampled for SumOwners {
     }
 
     fn large() -> Sample {
-        Extents::new([4, 4], [700, 3, 40]).sum_in_bf16()
+        Exchange::new([4, 4], [700, 3, 40]).sum_in_bf16()
     }
 
     fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
@@ -108,11 +108,11 @@ impl Sampled for SumOwners {
 
 impl Sampled for SelectOwner {
     fn samples() -> Vec<Sample> {
-        SMALL.map(Extents::select).into()
+        SMALL.map(Exchange::select).into()
     }
 
     fn large() -> Sample {
-        Extents::new([4, 4], [3000, 8, 1]).select()
+        Exchange::new([4, 4], [3000, 8, 1]).select()
     }
 
     fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
@@ -120,6 +120,6 @@ impl Sampled for SelectOwner {
     }
 
     fn gpu_samples() -> Vec<Sample> {
-        ON_GPU.map(Extents::select).into()
+        ON_GPU.map(Exchange::select).into()
     }
 }

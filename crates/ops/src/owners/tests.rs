@@ -106,7 +106,7 @@ impl Batch {
         Batch { tokens, experts, top_k, width, ids, y }
     }
 
-    /// Work of the rank at this place: routing, then the rows of its experts.
+    /// The inputs of a sum on the rank at this place: rows of its experts, sources, rows and ids.
     fn of_rank(&self, ranks: usize, place: usize, dtype: DType) -> [HostTensor; 4] {
         let experts = self.experts / ranks;
         let op = DispatchOwn { experts, ranks, align: 4, room: None, by_source: place % 2 == 1 };

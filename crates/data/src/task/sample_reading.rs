@@ -1,10 +1,10 @@
 //! How the choices of lm-eval's samples are to be read. lm-eval logs neither the delimiter before choices nor
 //! the type of `target`: `"1"` is the index 1, or the choice `1`.
 //!
-//! Each row also has lm-eval's scores and the `acc`, `acc_norm` and `acc_bytes` that it made of them. A reading
-//! is a delimiter and a type; it must give those values in all rows. Of several delimiters the likelier is
-//! taken: one whose choices are a list in `doc`, then a space, lm-eval's default. Two readings of equal rank,
-//! or none, are an error.
+//! Each row also has lm-eval's scores and the `acc`, `acc_norm` and `acc_bytes` that it made of them. A
+//! reading is a delimiter and a type; it must give those values in all rows. Of several delimiters the
+//! likelier is taken: one whose choices are a list in `doc`, then a space, lm-eval's default. Two readings of
+//! equal rank, or none, are an error.
 
 use serde_json::{Map, Value};
 

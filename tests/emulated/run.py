@@ -38,6 +38,7 @@ SUITES = [
     ("xtrain-step", "fp8"),
     ("xtrain-step", "fp8_head"),
     ("xtrain-step", "lockstep"),
+    ("xtrain-step", "scoring"),
     ("xtrain", "emulated"),
 ]
 # The architecture of most tests, and the architectures of a few more.
@@ -53,7 +54,7 @@ NEEDS = {
     "ops/(accumulation a_gpu|grouped|attention)": [MAIN],
     "cuda/card block_scaled_": [MAIN],
     "xtrain/": [MAIN],
-    "step/(fp8|lockstep .*(row|block))": [MAIN],
+    "step/(fp8|lockstep .*(row|block)|scoring a_(score|step))": [MAIN],
     "step/lockstep .*fp8": [MAIN, "sm_89"],
     "train/card reference_segments_change_no_bit": [MAIN, "sm_89"],
     "train/card what_a_run_left_in_bf16_it_leaves_where_it_goes_on": [MAIN, "sm_89"],

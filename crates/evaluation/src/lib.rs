@@ -16,6 +16,7 @@
 
 mod answers;
 mod checked;
+mod checkpoint_scales;
 pub mod error;
 mod exchange;
 pub mod loss;
@@ -25,5 +26,6 @@ mod scored_file;
 
 pub use answers::{answer_generator, answer_tokens};
 pub use checked::{CheckedTask, check_hashes, shapes};
+pub use checkpoint_scales::read_scales;
 pub use exchange::{Exchange, Gather};
 pub use score::{ScoredModel, model_name};

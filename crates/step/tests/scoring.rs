@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{built, engine, mixture, small, small_model, spec, wide};
+use common::{built, drawn, engine, is_sample, mixture, small, small_model, spec, wide};
 use xtrain_model::decoder::{Balancing, Batch, Context, io};
 use xtrain_model::{Architecture, Description, Family, Fp8Overrides, Numerics, Recipe};
 use xtrain_program::Program;
@@ -34,7 +34,9 @@ fn scores(weights: &mut Weights, items: &[(Vec<u32>, usize)]) -> Vec<Score> {
     let length =
         |(ids, targets): &(Vec<u32>, usize)| ScoredLength { inputs: ids.len() - 1, targets: *targets };
     let lengths: Vec<_> = items.iter().map(length).collect();
-    let (mut scorer, mut found) = (Scorer::busy(weights), vec![None; items.len()]);
+    // Batches that keep a GPU busy would take the emulated one minutes.
+    let mut scorer = if is_sample() { Scorer::new(64) } else { Scorer::busy(weights) };
+    let mut found = vec![None; items.len()];
     for batch in scorer.batches(&lengths) {
         let flying = scorer.launch(weights, batch, |item| (&items[item].0[..], items[item].1)).expect("runs");
         for (item, score) in scorer.collect(weights, flying).expect("scores") {
@@ -122,7 +124,7 @@ fn a_sequence_of_likeliest_tokens_is_greedy() {
 #[test]
 fn a_score_does_not_depend_on_the_sequences_beside_it() {
     // On a GPU, GEMMs of one shape treat rows alike too; kernels of other shapes are never compared.
-    for recipe in [Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Row, Recipe::Fp8Block] {
+    for recipe in drawn([Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Row, Recipe::Fp8Block], 1) {
         let model = built(Description { vocab_size: 48, ..wide() });
         let fp8 = Fp8Overrides { head: Recipe::FP8.contains(&recipe), ..Fp8Overrides::default() };
         let numerics = Numerics { recipe, fp8 };
@@ -140,8 +142,9 @@ fn a_score_does_not_depend_on_the_sequences_beside_it() {
                 "{recipe:?}, {item:?}"
             );
         }
-        let many: Vec<_> = (0..150).map(|n| (tokens(20, 48, n), 2)).chain([items[3].clone()]).collect();
-        assert_eq!(scores(&mut weights, &many)[150], together[3], "{recipe:?}");
+        let others = if is_sample() { 5 } else { 150 };
+        let many: Vec<_> = (0..others).map(|n| (tokens(20, 48, n), 2)).chain([items[3].clone()]).collect();
+        assert_eq!(scores(&mut weights, &many).pop(), Some(together[3]), "{recipe:?}");
     }
 }
 

@@ -12,6 +12,7 @@ use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, TensorSpec};
 use xtrain_config::{Config, Device, Facts, ParallelConfig, PrecisionConfig};
 use xtrain_data::{ChatOptions, LoaderState, Tokenizer};
+use xtrain_evaluation::read_scales;
 use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_planner::{hf_names, planned};
 use xtrain_program::StateKind;
@@ -19,7 +20,6 @@ use xtrain_runtime::Checks;
 use xtrain_step::engine::{Processor, ProcessorChoice};
 use xtrain_step::error::LearnError;
 use xtrain_step::weights::Weights;
-use xtrain_tensor::{Shape, TensorType};
 
 /// A model with its tokenizer, ready to evaluate, generate or export.
 pub struct OpenedModel {
@@ -55,10 +55,6 @@ pub(crate) struct RunOrigin {
     pub(crate) loader: LoaderState,
     /// The precision of the checkpoint, as it is recorded.
     precision: PrecisionConfig,
-    /// Its recipe.
-    recipe: Recipe,
-    /// True if the model has the delayed scales of the checkpoint.
-    has_scales: bool,
 }
 
 /// Selection of a run's checkpoint.
@@ -96,9 +92,9 @@ impl OpenedModel {
         Ok(CheckpointStore::open(&run.folder.checkpoints())?.steps()?)
     }
 
-    /// Reads the weights of another checkpoint of the run. Returns false, and reads nothing, if that must be
-    /// opened instead: it was trained in another precision, or at static scales, or the model is not from a
-    /// run.
+    /// Reads the weights and delayed scales of another checkpoint of the run. Returns false, and reads
+    /// nothing, if that must be opened instead: it was trained in another precision, or at static scales, or
+    /// the model is not from a run.
     ///
     /// # Errors
     /// There is no such checkpoint; a file that cannot be read.
@@ -109,27 +105,22 @@ impl OpenedModel {
             position::precision_of(&checkpoint)? == run.precision && run.precision.static_scales.is_none();
         if is_same {
             load_masters(&mut self.weights, &checkpoint, &run.folder)?;
-            if run.has_scales {
-                load_scales(&mut self.weights, &checkpoint)?;
-            }
             self.step = Some(checkpoint.step());
+            self.read_scales()?;
         }
         Ok(is_same)
     }
 
-    /// Reads the delayed scales of the run's checkpoint, here and in [`OpenedModel::read_checkpoint`], if the
-    /// model is open in the precision of the run. Results are then those of the run's own evaluations;
-    /// without them, each cast uses its current amax.
+    /// Reads the delayed scales of the checkpoint, if the model is open in the precision of the run: results
+    /// are those of the run's own evaluation.
     ///
     /// # Errors
     /// A file that cannot be read.
     pub fn read_scales(&mut self) -> Result<(), RunError> {
-        let (Some(run), Some(step)) = (&mut self.run, self.step) else { return Ok(()) };
-        run.has_scales = self.weights.numerics().recipe == run.recipe;
-        match run.has_scales {
-            true => load_scales(&mut self.weights, &checkpoint(&run.folder, Which::Step(step))?),
-            false => Ok(()),
-        }
+        let (Some(run), Some(step)) = (&self.run, self.step) else { return Ok(()) };
+        let is_same = run.precision.recipe == Some(self.weights.numerics().recipe);
+        let checkpoint = is_same.then(|| checkpoint(&run.folder, Which::Step(step))).transpose()?;
+        Ok(checkpoint.map_or(Ok(()), |checkpoint| read_scales(&mut self.weights, &checkpoint))?)
     }
 }
 
@@ -261,8 +252,6 @@ fn open_run(
             folder: run.clone(),
             config: planned.resolved.config,
             precision,
-            recipe: trained.recipe,
-            has_scales: false,
         }),
     })
 }
@@ -303,24 +292,6 @@ pub fn load_masters(weights: &mut Weights, checkpoint: &Checkpoint, run: &RunFol
     }
     checkpoint.load_subset(&specs, &mut |at, bytes| {
         weights.engine().write_state(StateKind::Master, &masters[at].name, bytes).map_err(BoxError::from)
-    })?;
-    Ok(weights.refresh()?)
-}
-
-/// Reads the delayed scales of a checkpoint, if it has any, and refreshes the copies that GEMMs read.
-fn load_scales(weights: &mut Weights, checkpoint: &Checkpoint) -> Result<(), RunError> {
-    let prefix = state_io::prefix(StateKind::Scale);
-    let specs: Vec<TensorSpec> =
-        checkpoint.tensors().iter().filter(|tensor| tensor.name.starts_with(&prefix)).cloned().collect();
-    if specs.is_empty() {
-        return Ok(());
-    }
-    let name = |spec: &'_ TensorSpec| spec.name[prefix.len()..].to_owned();
-    let names: Vec<String> = specs.iter().map(name).collect();
-    let types = specs.iter().map(|spec| TensorType { dtype: spec.dtype, shape: Shape::new(&spec.shape) });
-    weights.hold(StateKind::Scale, names.iter().map(String::as_str).zip(types))?;
-    checkpoint.load_subset(&specs, &mut |at, bytes| {
-        weights.engine().write_state(StateKind::Scale, &names[at], bytes).map_err(BoxError::from)
     })?;
     Ok(weights.refresh()?)
 }

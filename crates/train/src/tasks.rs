@@ -11,22 +11,15 @@ use xtrain_data::{Dataset, Tokenizer};
 use xtrain_evaluation::CheckedTask;
 use xtrain_step::scored_shape::ScoredShape;
 
-/// Opens the tasks and reads all of their rows.
-///
-/// # Errors
-/// A task that is wrong, or has generated answers; two of one name; `checkpoint.best` names none of them.
+/// The tasks, whose rows are all read. Generated answers, and a name that two have, are refused.
 pub(crate) fn checked(sources: &Sources<'_>, tokenizer: &Tokenizer) -> Result<Vec<CheckedTask>, RunError> {
-    let tasks = opened(sources)?;
-    let limit = sources.config.eval.tasks_limit;
+    let (tasks, limit) = (opened(sources)?, sources.config.eval.tasks_limit);
     let prompts = prompts(sources, tokenizer, tasks.iter())?;
     let checked = tasks.into_iter().map(|task| CheckedTask::new(task, prompts.as_ref(), limit));
     Ok(checked.collect::<Result<_, _>>()?)
 }
 
 /// The shapes of the requests of tasks, and the number of each, for a model that reads `context` tokens.
-///
-/// # Errors
-/// A row that cannot be encoded.
 pub(crate) fn shapes(
     tasks: &[CheckedTask],
     sources: &Sources<'_>,
@@ -40,9 +33,6 @@ pub(crate) fn shapes(
 /// The shapes before the data of a run is opened, as [`shapes`], with the tokenizer that is `known`, or that
 /// of the configuration or of `shards`. If it is learned from the text, there are none, and rows in a chat
 /// template are not read.
-///
-/// # Errors
-/// Those of [`checked`] and [`shapes`].
 pub(crate) fn planned(
     sources: &Sources<'_>,
     known: Option<&Tokenizer>,
@@ -54,9 +44,8 @@ pub(crate) fn planned(
     }
     let own = if known.is_some() { None } else { growth::known_tokenizer(sources, shards)? };
     let Some(tokenizer) = known.or(own.as_ref()) else {
-        let limit = sources.config.eval.tasks_limit;
         for task in opened(sources)?.into_iter().filter(|task| !task.is_chat()) {
-            CheckedTask::new(task, None, limit)?;
+            CheckedTask::new(task, None, sources.config.eval.tasks_limit)?;
         }
         return Ok(BTreeMap::new());
     };

@@ -213,7 +213,8 @@ impl ChatRecord {
         if self.missing_messages > 0 {
             let missing = self.missing_messages;
             said += &format!(
-                "; the template leaves out text of {missing} messages of users: check it with tokenize --show"
+                "; the template leaves out text of {missing} messages of users, which \
+                 `xtrain tokenize FILE --tokenizer FOLDER --show 3` shows"
             );
         }
         said

@@ -23,11 +23,15 @@ pub fn on_card() -> bool {
     std::env::var("XTRAIN_TEST_DEVICE").as_deref() == Ok("cuda")
 }
 
-/// All cases; or, if `XTRAIN_TEST_SAMPLE` is 1, as on the slow emulated GPU, `count` of them, selected by
-/// `XTRAIN_TEST_SEED`.
+/// True if tests run only a sample of their cases, as on the slow emulated GPU: `XTRAIN_TEST_SAMPLE` is 1.
+pub fn is_sample() -> bool {
+    std::env::var("XTRAIN_TEST_SAMPLE").is_ok_and(|sample| sample == "1")
+}
+
+/// All cases; or, if [`is_sample`], `count` of them, selected by `XTRAIN_TEST_SEED`.
 pub fn drawn<T>(all: impl IntoIterator<Item = T>, count: usize) -> Vec<T> {
     let mut all: Vec<T> = all.into_iter().collect();
-    if std::env::var("XTRAIN_TEST_SAMPLE").is_ok_and(|sample| sample == "1") {
+    if is_sample() {
         let seed = std::env::var("XTRAIN_TEST_SEED").map_or(0, |seed| seed.parse().expect("a number"));
         let rng = Philox::new(seed, 0, 0);
         let mut n = 0;

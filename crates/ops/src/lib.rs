@@ -47,6 +47,7 @@ pub mod quantize;
 mod ragged;
 pub mod rank_amaxes;
 pub mod registry;
+pub mod retile;
 pub mod rewrites;
 pub mod rms_norm;
 pub mod rms_quantize;

@@ -132,6 +132,7 @@ ops![
     crate::pack_sums::PackSums: gpu,
     crate::rank_amaxes::RankAmaxes: gpu,
     crate::rank_amaxes::MaxAmaxes: gpu,
+    crate::retile::Retile: gpu,
     crate::rms_norm::RmsNorm: gpu,
     crate::rms_norm::AddRmsNorm: gpu,
     crate::rms_norm::Rms: gpu,

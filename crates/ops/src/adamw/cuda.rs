@@ -3,7 +3,7 @@
 
 use super::{AdamW, CONTROLS, OPERANDS, SITES};
 use crate::device::{Floats, suffix, table};
-use crate::quantize::cuda::{AREA, FusedCast, PIECE, QuantizeArguments};
+use crate::quantize::cuda::{AREA, FusedCast, PIECE, QuantizeArguments, SCALES};
 use crate::quantize::variants::{ANY, NONE, Table, fused_variants};
 use crate::quantize::{CastSource, Quantize};
 use xtrain_cuda::{
@@ -22,7 +22,7 @@ pub(super) const SOURCE: KernelSource = KernelSource {
 };
 
 pub(super) const CAST: KernelSource = KernelSource {
-    headers: &[UPDATE, PIECE, AREA],
+    headers: &[UPDATE, SCALES, PIECE, AREA],
     structs: &[UpdateCastArguments::LAYOUT, Parameter::LAYOUT],
     variants: || fused_variants(TABLE),
     ..KernelSource::new("adamw/cast.cu", include_str!("cast.cu"))

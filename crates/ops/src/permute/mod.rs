@@ -35,7 +35,7 @@ pub struct PermuteGates;
 pub struct UnpermuteGates;
 
 /// Tokens and experts of a token, from the types of `sources` and `rows`.
-fn copies(sources: TensorType, rows: TensorType) -> Result<[usize; 2], OpError> {
+pub(crate) fn copies(sources: TensorType, rows: TensorType) -> Result<[usize; 2], OpError> {
     let (tokens, top_k) = matrix("rows", rows)?;
     let is_int = rows.dtype == DType::I32 && sources.dtype == DType::I32;
     OpError::ensure(is_int && sources.shape.len() == 1 && top_k > 0, || {

@@ -75,7 +75,7 @@ pub(crate) fn save(x: View<'_>, copy: &mut [ViewMut<'_>]) {
 impl Quantize {
     /// Writes the elements and scales of one layout, with these scales of its regions if they are given;
     /// returns the bits of the amax.
-    fn cast(
+    pub(crate) fn cast(
         &self,
         x: Matrix<'_>,
         scales: Option<&[f32]>,
@@ -153,9 +153,9 @@ pub(crate) fn dequantized(q: View<'_>, inv_scale: View<'_>, scaling: Scaling) ->
 
 /// The matrix to cast, or its transpose.
 #[derive(Clone, Copy)]
-pub(super) struct Matrix<'a> {
-    pub(super) view: View<'a>,
-    pub(super) transposed: bool,
+pub(crate) struct Matrix<'a> {
+    pub(crate) view: View<'a>,
+    pub(crate) transposed: bool,
 }
 
 impl Matrix<'_> {

@@ -11,6 +11,8 @@ use xtrain_cuda::{
 use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
+/// Device code of scales that are powers of two; before [`PIECE`].
+pub(crate) const SCALES: Header = Header::new("quantize/scales.cuh", include_str!("scales.cuh"));
 /// Device code that casts an area that a block holds in registers.
 pub(crate) const PIECE: Header =
     Header::new("quantize/piece.cuh", include_str!("piece.cuh")).with_constants(CONSTANTS);
@@ -18,7 +20,7 @@ pub(crate) const AREA: Header = Header::new("quantize/area.cuh", include_str!("a
 const COMPUTED: Header = Header::new("quantize/source.cuh", include_str!("source.cuh"));
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    headers: &[crate::swiglu::GATE, PIECE, COMPUTED, AREA],
+    headers: &[crate::swiglu::GATE, SCALES, PIECE, COMPUTED, AREA],
     structs: &[QuantizeArguments::LAYOUT],
     variants: own_variants,
     ..KernelSource::new("quantize/kernel.cu", include_str!("kernel.cu"))

@@ -26,7 +26,7 @@ mod tests;
 pub(crate) mod variants;
 
 pub use amaxes::Amaxes;
-pub(crate) use cpu::{dequantized, save};
+pub(crate) use cpu::{Matrix, dequantized, save};
 pub(crate) use cuda::{DEQUANTIZE, saving, saving_workspace};
 pub use source::{CastSource, Given};
 

@@ -4,7 +4,7 @@
 use super::RmsQuantize;
 use crate::device::table;
 use crate::quantize::CastSource;
-use crate::quantize::cuda::{AREA, FusedCast, PIECE, QuantizeArguments};
+use crate::quantize::cuda::{AREA, FusedCast, PIECE, QuantizeArguments, SCALES};
 use crate::quantize::variants::{ANY, BOTH, NONE, Table, fused_variants};
 use crate::rms_norm::{ROW, row_threads};
 use xtrain_cuda::{
@@ -14,7 +14,7 @@ use xtrain_cuda::{
 use xtrain_tensor::{DType, TILE, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    headers: &[ROW, PIECE, AREA],
+    headers: &[ROW, SCALES, PIECE, AREA],
     structs: &[Arguments::LAYOUT],
     variants: || fused_variants(TABLE),
     ..KernelSource::new("rms_quantize/kernel.cu", include_str!("kernel.cu"))

@@ -455,7 +455,7 @@ impl Communicator for Impatient {
 /// A rank that waits for one which does not take part in a collective, or no longer does, ends with an error
 /// that names the collective, and its engine can be dropped.
 fn a_rank_that_waits_in_vain_is_freed_by_nccl() -> Result<(), Failed> {
-    let collective = "all_gather at gather (fprop), which sends 4000 bytes from each of all 2 ranks";
+    let collective = "all_gather at gather (fprop), which sends 4000 bytes from each of 2 ranks";
     // The first collective connects the ranks.
     let connecting = format!(
         "NCCL has tried to connect the ranks of a collective for 1 s: another rank does not take part in {collective}"
@@ -479,7 +479,7 @@ fn a_rank_that_waits_in_vain_is_freed_by_nccl() -> Result<(), Failed> {
 
 /// As [`a_rank_that_waits_in_vain_is_freed_by_nccl`], where ranks copy to each other's memory.
 fn a_rank_that_waits_in_vain_is_freed_by_copies() -> Result<(), Failed> {
-    let named = "it waits in all_gather at gather (fprop), which sends 4000 bytes from each of all 2 ranks";
+    let named = "it waits in all_gather at gather (fprop), which sends 4000 bytes from each of 2 ranks";
     // Before the first run, ranks wait for each other on the host.
     for (runs_together, names, expected) in
         [(1, false, "parallel.name_collectives = true names"), (1, true, named), (3, true, named)]

@@ -2,6 +2,7 @@
 
 use crate::cli::{Command, Processes, VERSION};
 use crate::failure::{Failure, one_line};
+use crate::refused;
 use crate::terminal::{print_error, shown_path};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -180,6 +181,7 @@ fn remove_leftovers_of_secrets(folder: &Path) {
 pub(crate) fn report(failure: &Failure, prefix: &str) {
     // Standard error may be closed; the exit code still reports the failure.
     print_error(&format!("{prefix}error: {failure}"));
+    refused::after_the_error();
 }
 
 /// True for the first caller, which reports the error that ends this process.

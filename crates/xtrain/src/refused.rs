@@ -16,9 +16,21 @@ const USERS: i32 = 2;
 /// True once a thread has begun to end the process.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
+/// True once the error that ends the process has been printed.
+static HAS_ERROR: AtomicBool = AtomicBool::new(false);
+
+/// From now on, what the system refuses to threads that are still there is not printed: the error that ends
+/// the process has been.
+pub(crate) fn after_the_error() {
+    HAS_ERROR.store(true, Ordering::Relaxed);
+}
+
 /// Ends the process with a line that names what was refused. Only the first thread writes it.
 #[cold]
 pub(crate) fn end(refused: fmt::Arguments<'_>) -> ! {
+    if HAS_ERROR.load(Ordering::Relaxed) {
+        signal_hook::low_level::exit(USERS);
+    }
     if IS_ENDING.swap(true, Ordering::Relaxed) {
         loop {
             thread::sleep(Duration::from_secs(1));

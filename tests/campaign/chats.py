@@ -3,6 +3,7 @@
 After an error no data set, run or run file is left that looks complete.
 """
 
+import copy
 import json
 import pathlib
 
@@ -220,9 +221,9 @@ def change_value(value, dice):
             case 1:
                 value.insert(0, value[key])
             case 2 if isinstance(value, dict):
-                value[dice.choice(KEYS)] = dice.choice(STRANGE)
+                value[dice.choice(KEYS)] = copy.deepcopy(dice.choice(STRANGE))
             case 2:
-                value.append(dice.choice(STRANGE))
+                value.append(copy.deepcopy(dice.choice(STRANGE)))
             case 3:
                 depth = dice.choice([1, 100, 130, 400])
                 for _ in range(depth):
@@ -230,7 +231,7 @@ def change_value(value, dice):
             case _:
                 value[key] = change_value(value[key], dice)
         return value
-    return dice.choice(STRANGE)
+    return copy.deepcopy(dice.choice(STRANGE))
 
 
 def damaged_template(folder, dice):

@@ -4,6 +4,7 @@ What has checksums (checkpoints, shards, compressed texts) is never accepted wit
 the whole file.
 """
 
+import copy
 import json
 
 import parquet
@@ -155,4 +156,4 @@ def change_value(value, dice):
             case _:
                 value[key] = change_value(value[key], dice)
         return value
-    return dice.choice(VALUES)
+    return copy.deepcopy(dice.choice(VALUES))

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The variable that names the real library's file.
@@ -220,9 +221,11 @@ fn cached_at(source: &CStr, options: &[String]) -> Option<PathBuf> {
     Some(Path::new(folder).join(format!("{:016x}.ptx", hash.finish())))
 }
 
-/// Writes a file that other processes may write too.
+/// Writes a file that other processes, and other threads of this one, may write too.
 fn keep(path: &Path, bytes: &[u8]) {
-    let temporary = path.with_extension(std::process::id().to_string());
+    static WRITTEN: AtomicU64 = AtomicU64::new(0);
+    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    let temporary = path.with_extension(format!("{}-{number}", std::process::id()));
     let written = std::fs::write(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, path));
     if let Err(error) = written {
         eprintln!("emulated GPU: {}: {error}", path.display());

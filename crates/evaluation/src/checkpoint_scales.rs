@@ -12,7 +12,7 @@ use xtrain_tensor::{Shape, TensorType};
 /// # Errors
 /// A file that cannot be read; errors of the engine.
 pub fn read_scales(weights: &mut Weights, checkpoint: &Checkpoint) -> Result<(), EvaluationError> {
-    let prefix = format!("{}/", StateKind::Scale.name());
+    let prefix = StateKind::Scale.prefix();
     let is_scale = |tensor: &&TensorSpec| tensor.name.starts_with(&prefix);
     let specs: Vec<TensorSpec> = checkpoint.tensors().iter().filter(is_scale).cloned().collect();
     if specs.is_empty() {

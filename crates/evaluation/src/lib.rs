@@ -21,6 +21,7 @@ pub mod error;
 mod exchange;
 pub mod loss;
 mod model_hash;
+mod row_check;
 mod score;
 mod scored_file;
 

@@ -1,17 +1,17 @@
 //! Scores of a model on a task, and the file that has them.
 
-use crate::answers::{answer, is_whole};
+use crate::answers::answer;
 use crate::checked::CheckedTask;
 use crate::error::EvaluationError;
 use crate::exchange::Exchange;
 use crate::model_hash::model_hash;
+use crate::row_check::check_rows;
 use crate::score::{Begun, ScoredModel, score};
 use std::ops::ControlFlow;
 use std::path::Path;
-use xtrain_data::chat::ChatPrompts;
-use xtrain_data::task::{Gold, PROTOCOL, TaskRow};
+use xtrain_data::task::PROTOCOL;
 use xtrain_report::scores::{
-    Earlier, RowScores, ScoresFolder, ScoresHeader, ScoresWriter, damaged, other_scores, read_scores,
+    Earlier, RowScores, ScoresFolder, ScoresHeader, ScoresWriter, other_scores, read_scores,
 };
 
 impl ScoredModel<'_> {
@@ -73,7 +73,13 @@ impl ScoredModel<'_> {
             file = match folder {
                 Some(folder) => {
                     let found = ScoresFile::find(folder, header, earlier)?;
-                    check_rows(&found, &folder.file(header), task, self.prompts)?;
+                    let path = folder.file(header);
+                    match &found {
+                        ScoresFile::Complete(rows) => check_rows(rows, &path, task, self.prompts)?,
+                        ScoresFile::Begun(_, rows) => {
+                            check_rows(rows, &ScoresWriter::partial(&path), task, self.prompts)?;
+                        }
+                    }
                     Some(found)
                 }
                 None => None,
@@ -128,65 +134,6 @@ impl ScoresFile {
             Some(rows) => writer.abandon().map(|()| ScoresFile::Complete(rows)).map_err(Into::into),
             None => Ok(ScoresFile::Begun(writer, rows)),
         }
-    }
-}
-
-/// Fails if the rows that the file at `path`, or the partial one beside it, has are not the first ones of the
-/// task.
-fn check_rows(
-    file: &ScoresFile,
-    path: &Path,
-    task: &CheckedTask,
-    prompts: Option<&ChatPrompts<'_>>,
-) -> Result<(), EvaluationError> {
-    let (rows, path) = match file {
-        ScoresFile::Complete(rows) => (rows, path.to_path_buf()),
-        ScoresFile::Begun(_, rows) => (rows, ScoresWriter::partial(path)),
-    };
-    for ((at, found), row) in rows.iter().enumerate().zip(task.read(prompts)?) {
-        let row = row?;
-        if let Some(problem) = difference(found, &row, task)? {
-            // The first line is that of the task and the model.
-            return Err(damaged(&path, at + 2, &problem).into());
-        }
-    }
-    Ok(())
-}
-
-/// A number of a row that is not the task's.
-fn difference(
-    found: &RowScores,
-    row: &TaskRow,
-    task: &CheckedTask,
-) -> Result<Option<String>, EvaluationError> {
-    let (gold, choices) = match row.gold {
-        Gold::Choice(gold) => (Some(gold), row.requests.len()),
-        Gold::Greedy => (None, 1),
-        Gold::Answer { .. } => (None, 0),
-    };
-    let of_choices = || row.requests.iter().take(choices);
-    let characters: Vec<u64> = of_choices().map(|request| request.characters as u64).collect();
-    let bytes: Vec<u64> = of_choices().map(|request| request.bytes as u64).collect();
-    let is_same = [
-        ("row", found.row == row.row),
-        ("id", found.id == row.id),
-        ("cluster", found.cluster == row.cluster),
-        ("number of choices", found.logprobs.len() == choices),
-        ("gold", found.gold == gold),
-        ("characters", found.characters == characters),
-        ("bytes", found.bytes == bytes),
-        ("exact_match", answers_agree(found, row, task)?),
-    ];
-    let other = is_same.into_iter().find(|(_, is_same)| !is_same);
-    Ok(other.map(|(name, _)| format!("its {name} is not that of {} of the task", task.task.place(row.row))))
-}
-
-/// False if the answer that was generated for a row is not as right as `exact_match` says. Of a long one only
-/// the beginning is there.
-fn answers_agree(found: &RowScores, row: &TaskRow, task: &CheckedTask) -> Result<bool, EvaluationError> {
-    match (&found.answer, found.exact_match) {
-        (Some(text), Some(is_right)) if is_whole(text) => Ok(task.task.is_right(row, text)? == is_right),
-        _ => Ok(true),
     }
 }
 

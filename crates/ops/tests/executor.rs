@@ -16,7 +16,8 @@ use xtrain_ops::add::Add;
 use xtrain_ops::collective::{AllGather, ReduceScatter};
 use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
-use xtrain_program::{Lane, Program, StateKind, Tracer, ValueId};
+use xtrain_program::{Lane, Parallel, Program, StateKind, Tracer, ValueId};
+use xtrain_rank::Rank;
 use xtrain_runtime::{
     CpuEngine, CudaEngine, Engine, EngineError, NcclGroups, Part, ProgramId, groups_of_run,
 };
@@ -267,7 +268,8 @@ type NcclIds = Vec<(Groups, Vec<NcclId>)>;
 fn nccl_ids(ranks: usize) -> Result<NcclIds, CudaError> {
     let replicas = if ranks == NCCL_RANKS { 2 } else { 1 };
     let ids = |groups| Ok((groups, (0..ranks).map(|_| NcclId::new()).collect::<Result<_, CudaError>>()?));
-    groups_of_run(ranks, replicas).into_iter().map(ids).collect()
+    let rank = Rank::first_of(ranks);
+    groups_of_run(&Parallel { rank, replicas, ..Parallel::ALONE }).into_iter().map(ids).collect()
 }
 
 /// The engine of a rank whose collectives go through NCCL.

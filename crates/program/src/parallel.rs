@@ -135,11 +135,6 @@ impl Parallel {
         Groups { size: self.replicas, stride: self.shards() }
     }
 
-    /// The replica of this rank.
-    pub const fn replica(&self) -> usize {
-        self.rank.index / self.shards()
-    }
-
     /// True if a rank has its rows of masters and of the optimizer's state alone.
     pub const fn cuts_state(&self) -> bool {
         !matches!(self.shard, Shard::None) && self.shards() > 1

@@ -113,6 +113,11 @@ impl StateKind {
         }
     }
 
+    /// The beginning of the names of its values in checkpoints: `moment1/`.
+    pub fn prefix(self) -> String {
+        format!("{}/", self.name())
+    }
+
     /// True if checkpoints contain it. Other state is computed from this state, or not needed after the step.
     pub const fn is_saved(self) -> bool {
         use StateKind::{AmaxHistory, Counter, Master, Moment1, Moment2, Scale};

@@ -84,7 +84,7 @@ impl Layout {
         let mut parameters = model.parameters();
         parameters.retain(|p| p.group.is_trained());
         // The parts in which ranks compute with a parameter.
-        let parts = |p: &ParameterSpec| if p.experts.is_some() { parallel.expert } else { 1 };
+        let parts_of = |p: &ParameterSpec| if p.experts.is_some() { parallel.expert } else { 1 };
         let rows = parameters.iter().map(|p| {
             let unit = if by_blocks.contains(&p.name) { TILE } else { 1 };
             let rows = p.shape[0];
@@ -92,7 +92,7 @@ impl Layout {
                 Reduce::SameWorld | Reduce::Fast => unit,
                 Reduce::AnyWorld => rows.div_ceil(ANY_WORLD_UNITS).next_multiple_of(unit),
             };
-            Rows { rows: rows / parts(p), row_elements: p.shape[1..].iter().product(), unit }
+            Rows { rows: rows / parts_of(p), row_elements: p.shape[1..].iter().product(), unit }
         });
         let rows: Vec<Rows> = rows.collect();
         let most = rows.iter().zip(&parameters).max_by_key(|(rows, _)| rows.units());
@@ -108,20 +108,18 @@ impl Layout {
                 replicas.unwrap_or(parallel.rank.world_size)
             )));
         }
-        let names = || parameters.iter().map(|p| p.name.clone());
-        let units = names().zip(rows.iter().map(|rows| rows.unit)).collect();
-        let mut cuts = HashMap::new();
-        for (parts_of, groups) in
-            [(1, parallel.shard_groups()), (parallel.expert, parallel.expert_shard_groups())]
-        {
-            let is_of = |p: &ParameterSpec| parts(p) == parts_of && !cuts.contains_key(&p.name);
-            let (own, of_own): (Vec<&ParameterSpec>, Vec<Rows>) =
-                parameters.iter().zip(&rows).filter(|(p, _)| is_of(p)).unzip();
-            let parts = Groups { size: parts_of, stride: 1 };
-            let replicas = parallel.replica_groups();
-            let of = |shard| ParameterCut { parts, shard, replicas };
-            let names = own.into_iter().map(|p| p.name.clone());
-            cuts.extend(names.zip(cut(&of_own, groups).into_iter().map(of)).collect::<Vec<_>>());
+        let units = parameters.iter().zip(&rows).map(|(p, rows)| (p.name.clone(), rows.unit)).collect();
+        let (replicas, mut cuts) = (parallel.replica_groups(), HashMap::new());
+        let mut kinds = vec![(Groups::world(1), parallel.shard_groups())];
+        if parallel.expert > 1 {
+            kinds.push((parallel.expert_groups(), parallel.expert_shard_groups()));
+        }
+        for (parts, groups) in kinds {
+            let of_parts = parameters.iter().zip(&rows).filter(|(p, _)| parts_of(p) == parts.size);
+            let (names, own): (Vec<String>, Vec<Rows>) =
+                of_parts.map(|(p, rows)| (p.name.clone(), *rows)).unzip();
+            let cut_so = cut(&own, groups).into_iter().map(|shard| ParameterCut { parts, shard, replicas });
+            cuts.extend(names.into_iter().zip(cut_so));
         }
         Ok(Layout { parallel, cuts, units })
     }
@@ -264,11 +262,15 @@ fn check_experts(parallel: &Parallel, model: &Architecture) -> Result<(), Progra
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xtrain_model::{Description, Family, Recipe, RopeScaling};
+    use xtrain_model::{BlockSet, Description, Family, Mixture, Recipe, RopeScaling};
     use xtrain_program::Shard;
 
     fn model() -> Architecture {
-        let description = Description {
+        description().architecture().expect("a model")
+    }
+
+    fn description() -> Description {
+        Description {
             family: Family::QWEN3,
             dim: 128,
             layers: 2,
@@ -287,7 +289,16 @@ mod tests {
             tie_embeddings: true,
             qkv_bias: true,
             qk_norm: true,
-        };
+        }
+    }
+
+    /// As [`model`], with four experts in each block.
+    fn mixture() -> Architecture {
+        let router = Family::MIXTRAL.router().expect("a family with experts");
+        let mixture =
+            Mixture { count: 4, ffn_dim: 64, router, shared_ffn_dim: 0, dense: BlockSet::default() };
+        let (family, mixture) = (Family::MIXTRAL, Some(mixture));
+        let description = Description { family, mixture, qkv_bias: false, qk_norm: false, ..description() };
         description.architecture().expect("a model")
     }
 
@@ -324,6 +335,48 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn ranks_that_share_experts_have_and_save_each_row_once() {
+        for (expert, replicas, shard) in [
+            (2, 1, Shard::None),
+            (2, 2, Shard::None),
+            (2, 1, Shard::Optimizer),
+            (4, 1, Shard::Optimizer),
+            (2, 2, Shard::Weights),
+        ] {
+            let of_rank = |rank| {
+                let parallel = Parallel { rank, replicas, expert, shard, ..Parallel::ALONE };
+                Layout::new(&mixture(), &Recipe::Fp32.into(), parallel).expect("a layout")
+            };
+            let layouts: Vec<Layout> = Rank::all(4).map(of_rank).collect();
+            for p in mixture().parameters().iter().filter(|p| p.group.is_trained()) {
+                let all = 0..p.shape[0];
+                let held = |layout: &Layout| {
+                    layout.held(StateKind::Moment1, &p.name).map_or(all.clone(), |held| held.rows)
+                };
+                let saving = layouts.iter().filter(|layout| layout.saves(StateKind::Moment1, &p.name));
+                let mut saved: Vec<usize> = saving.flat_map(held).collect();
+                saved.sort_unstable();
+                assert_eq!(saved, all.clone().collect::<Vec<_>>(), "{}: {expert}, {shard:?}", p.name);
+                // A rank's rows are within those that it computes with.
+                for (rank, layout) in layouts.iter().enumerate() {
+                    let part = layout.cuts()[&p.name].part_of(rank);
+                    let rows = held(layout);
+                    assert!(part.start <= rows.start && rows.end <= part.end, "{}: {rows:?}", p.name);
+                    let parts = if p.experts.is_some() { expert } else { 1 };
+                    assert_eq!(part.len(), p.shape[0] / parts, "{}", p.name);
+                }
+            }
+        }
+        let refused = |model: &Architecture, expert| {
+            let parallel = Parallel { rank: Rank::first_of(4), expert, ..Parallel::ALONE };
+            Layout::new(model, &Recipe::Fp32.into(), parallel).expect_err("refused").to_string()
+        };
+        assert!(refused(&mixture(), 3).contains("is 2"), "{}", refused(&mixture(), 3));
+        assert!(refused(&mixture(), 0).contains("is 1"), "{}", refused(&mixture(), 0));
+        assert!(refused(&model(), 2).contains("parallel.expert = 2"));
     }
 
     #[test]

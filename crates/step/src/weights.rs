@@ -4,7 +4,6 @@ use crate::error::LearnError;
 use crate::layout::{HeldRows, Layout};
 use crate::programs;
 use std::time::Instant;
-use xtrain_distributed::Communicator;
 use xtrain_model::{Architecture, Init, Numerics};
 use xtrain_program::{Program, StateKind};
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry};
@@ -125,22 +124,6 @@ impl Weights {
         let mut values = vec![0.0; ty.numel()];
         let held = StateEntry { ty, ..entry };
         self.engine.copy_state(&[held], &mut [bytemuck::cast_slice_mut(&mut values)])?;
-        Ok(values)
-    }
-
-    /// A parameter's master copy, gathered from all ranks of a replica. All ranks call it for the same
-    /// parameters in the same order, through the communicator of their engines.
-    pub fn gather_master(
-        &mut self,
-        name: &str,
-        communicator: &dyn Communicator,
-    ) -> Result<Vec<f32>, LearnError> {
-        let Some(cut) = self.layout.cut_of(StateKind::Master, name) else { return self.read_master(name) };
-        let piece = self.engine.read_state(StateKind::Master, name)?;
-        let row = piece.len() / cut.piece_rows / size_of::<f32>();
-        let mut values = vec![0.0f32; cut.piece_rows * row * cut.groups.size];
-        communicator.all_gather(cut.groups, cut.first, &piece, bytemuck::cast_slice_mut(&mut values))?;
-        values.truncate(cut.rows * row);
         Ok(values)
     }
 

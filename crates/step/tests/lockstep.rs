@@ -260,7 +260,7 @@ impl Steps {
     fn run(&self) -> Result<(), Failed> {
         let ranks = self.spec.parallel.rank.world_size;
         let [cpus, gpus] = [(); 2].map(|()| ThreadCommunicator::world(ranks));
-        let kinds = groups_of_run(ranks, self.spec.parallel.replicas);
+        let kinds = groups_of_run(&self.spec.parallel);
         // An id by rank for each kind of groups, which use those of their first ranks.
         let ids = |_: &Groups| (0..ranks).map(|_| NcclId::new()).collect::<Result<Vec<_>, CudaError>>();
         let ids: Vec<_> =

@@ -2,7 +2,6 @@
 
 use crate::error::RunError;
 use crate::source::{CONFIG_FILE, GENERATION_FILE};
-use crate::state_io;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
@@ -199,7 +198,7 @@ pub fn export_checkpoint(
     let mut master = |name: &str| -> Result<Vec<f32>, BoxError> {
         let shape = &shapes[name];
         let mut values = vec![0.0; shape.iter().product()];
-        let tensor = state_io::prefix(StateKind::Master) + name;
+        let tensor = StateKind::Master.prefix() + name;
         checkpoint.read_rows(&tensor, 0..shape[0], bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     };

@@ -280,7 +280,7 @@ pub fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, RunError>
 pub fn load_masters(weights: &mut Weights, checkpoint: &Checkpoint, run: &RunFolder) -> Result<(), RunError> {
     let masters = weights.masters();
     let specs: Vec<TensorSpec> = masters.iter().map(state_io::tensor).collect();
-    let is_master = |name: &str| name.starts_with(&state_io::prefix(StateKind::Master));
+    let is_master = |name: &str| name.starts_with(&StateKind::Master.prefix());
     let unknown = |name: &str| is_master(name) && !specs.iter().any(|spec| spec.name == name);
     if let Some(other) = checkpoint.tensors().iter().find(|tensor| unknown(&tensor.name)) {
         return Err(RunError::Refused(format!(

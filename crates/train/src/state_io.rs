@@ -7,7 +7,6 @@ use std::ops::Range;
 use std::path::PathBuf;
 use xtrain_checkpoint::{Begun, BoxError, Checkpoint, CheckpointStore, Others, TensorSpec};
 use xtrain_distributed::{Channel, CommError};
-use xtrain_program::StateKind;
 use xtrain_runtime::StateEntry;
 use xtrain_step::layout::{HeldRows, Layout};
 use xtrain_step::learner::Learner;
@@ -193,12 +192,7 @@ fn value(layout: &Layout, entry: StateEntry) -> SavedValue {
 /// `moment1/blocks.0.attn_norm.weight`.
 pub(crate) fn tensor(entry: &StateEntry) -> TensorSpec {
     let StateEntry { kind, name, ty } = entry;
-    TensorSpec { name: prefix(*kind) + name, dtype: ty.dtype, shape: ty.shape.to_vec() }
-}
-
-/// Prefix of the names of all state of a kind.
-pub(crate) fn prefix(kind: StateKind) -> String {
-    format!("{}/", kind.name())
+    TensorSpec { name: kind.prefix() + name, dtype: ty.dtype, shape: ty.shape.to_vec() }
 }
 
 /// The elements of a tensor of `ty`, saved as `dtype`, converted to its own type.

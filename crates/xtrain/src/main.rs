@@ -48,11 +48,11 @@ fn main() -> ExitCode {
         (Ok(code), _) => code,
         (Err(failure), Some(place)) => {
             place.report(&failure);
-            failure.exit_code()
+            failure.exit_code().into()
         }
         (Err(failure), None) => {
             ranks::report(&failure, "");
-            failure.exit_code()
+            failure.exit_code().into()
         }
     }
 }

@@ -181,7 +181,7 @@ fn remove_leftovers_of_secrets(folder: &Path) {
 pub(crate) fn report(failure: &Failure, prefix: &str) {
     // Standard error may be closed; the exit code still reports the failure.
     print_error(&format!("{prefix}error: {failure}"));
-    refused::after_the_error();
+    refused::after_error(failure.exit_code());
 }
 
 /// True for the first caller, which reports the error that ends this process.

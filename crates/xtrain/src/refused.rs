@@ -6,7 +6,7 @@
 use rustix::process::{Resource, getrlimit};
 use std::fmt;
 use std::io::{Cursor, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -16,20 +16,21 @@ const USERS: i32 = 2;
 /// True once a thread has begun to end the process.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
-/// True once the error that ends the process has been printed.
-static HAS_ERROR: AtomicBool = AtomicBool::new(false);
+/// The exit code of the error that ends the process, once that has been printed; else 0.
+static EXIT_CODE: AtomicU8 = AtomicU8::new(0);
 
-/// From now on, what the system refuses to threads that are still there is not printed: the error that ends
-/// the process has been.
-pub(crate) fn after_the_error() {
-    HAS_ERROR.store(true, Ordering::Relaxed);
+/// The error that ends the process, with this exit code, has been printed: from now on, what the system
+/// refuses to other threads is not.
+pub(crate) fn after_error(exit_code: u8) {
+    EXIT_CODE.store(exit_code, Ordering::Relaxed);
 }
 
 /// Ends the process with a line that names what was refused. Only the first thread writes it.
 #[cold]
 pub(crate) fn end(refused: fmt::Arguments<'_>) -> ! {
-    if HAS_ERROR.load(Ordering::Relaxed) {
-        signal_hook::low_level::exit(USERS);
+    let exit_code = EXIT_CODE.load(Ordering::Relaxed);
+    if exit_code > 0 {
+        signal_hook::low_level::exit(exit_code.into());
     }
     if IS_ENDING.swap(true, Ordering::Relaxed) {
         loop {

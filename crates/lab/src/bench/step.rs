@@ -14,9 +14,9 @@ use xtrain_planner::estimate::{Device, Timeline};
 use xtrain_planner::median::median;
 use xtrain_planner::planned::Planned;
 use xtrain_planner::{choose, fit, fp8_skip};
-use xtrain_program::{Collective, Groups, Parallel, Sent};
+use xtrain_program::{Collective, Sent};
 use xtrain_rank::Rank;
-use xtrain_runtime::{Checks, sending};
+use xtrain_runtime::{Checks, groups_of_run, sending};
 use xtrain_step::engine::{Processor, Target};
 use xtrain_step::error::LearnError;
 use xtrain_step::learner::{IN_FLIGHT, Learner, Step};
@@ -304,19 +304,14 @@ fn of_rank(
     let refresh = programs::refresh(&training).map_err(LearnError::from)?;
     let micro_steps = planned.micro_steps();
     let timeline = Timeline::new(&training, &device, micro_steps);
-    let Parallel { replicas, .. } = planned.spec.parallel;
-    let of_run = [
-        Groups::world(ranks),
-        Groups { size: ranks / replicas, stride: 1 },
-        Groups { size: replicas, stride: ranks / replicas },
-    ];
+    let of_run = groups_of_run(&planned.spec.parallel);
     let time = |(collective, groups)| {
         let latency = Duration::from_secs_f64(network.latency(collective, groups, ranks));
         let bandwidth = network.bandwidth(collective, groups, ranks);
         (sending(collective, groups), PaceTime { latency, bandwidth })
     };
     let kinds = [Collective::AllGather { first: 0 }, Collective::AllToAll { first: 0 }];
-    let times = kinds.iter().flat_map(|&kind| of_run.map(|groups| time((kind, groups))));
+    let times = kinds.iter().flat_map(|&kind| of_run.iter().map(move |&groups| (kind, groups))).map(time);
     let pace = stretch.then(|| Pace { times: times.collect() });
     let speed = RankSpeed {
         ranks,

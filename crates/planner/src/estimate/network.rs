@@ -132,7 +132,8 @@ impl Network {
         Network { nic, ring: ring.or(self.ring), ..self }
     }
 
-    /// Seconds of a collective of a group of `world_size` ranks in which each sends this many bytes.
+    /// Seconds of a collective of a group, in a run of `world_size` ranks, in which each sends this many
+    /// bytes.
     pub fn seconds(&self, collective: Collective, groups: Groups, world_size: usize, sent_bytes: f64) -> f64 {
         match groups.size {
             1 => 0.0,

@@ -130,10 +130,10 @@ fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, PlanErr
 
 /// Seconds of the tasks that are scored after the steps from `done` to `steps`.
 fn tasks_seconds(planned: &Planned, device: &Device, steps: u64, done: u64) -> Result<f64, PlanError> {
-    let times = |step: u64| step.checked_div(planned.resolved.config.eval.tasks_every).unwrap_or(0);
-    let at_end =
-        u64::from(steps > done && steps.checked_rem(planned.resolved.config.eval.tasks_every) != Some(0));
-    let times = times(steps).saturating_sub(times(done)) + at_end;
+    let every = planned.resolved.config.eval.tasks_every;
+    let until = |step: u64| step.checked_div(every).unwrap_or(0);
+    let at_end = u64::from(steps > done && steps.checked_rem(every) != Some(0));
+    let times = until(steps).saturating_sub(until(done)) + at_end;
     let spec = &planned.spec;
     let programs = programs::scored(spec).map_err(LearnError::from)?;
     let of_shape = |((shape, &sequences), program): ((&ScoredShape, &u64), &Program)| {

@@ -6,17 +6,17 @@ use crate::part::ProgramId;
 use std::sync::Arc;
 use xtrain_cuda::{Context, CudaError, DeviceSpan, NcclCall, NcclCommunicator, NcclId, Stream};
 use xtrain_distributed::{CommError, Communicator, Groups};
-use xtrain_program::{Collective, Program};
+use xtrain_program::{Collective, Parallel, Program};
 use xtrain_rank::Rank;
 
-/// The kinds of groups, of several ranks each, among which a run moves data: all ranks, those that divide the
-/// state, and replicas.
-pub fn groups_of_run(world_size: usize, replicas: usize) -> Vec<Groups> {
-    let shards = world_size / replicas;
+/// The kinds of groups, of several ranks each, among which a run moves data.
+pub fn groups_of_run(parallel: &Parallel) -> Vec<Groups> {
     let all = [
-        Groups::world(world_size),
-        Groups { size: shards, stride: 1 },
-        Groups { size: replicas, stride: shards },
+        parallel.world(),
+        parallel.shard_groups(),
+        parallel.replica_groups(),
+        parallel.expert_groups(),
+        parallel.expert_shard_groups(),
     ];
     let mut kinds: Vec<Groups> = Vec::new();
     for groups in all {

@@ -120,7 +120,7 @@ impl ProcessGroup {
     fn nccl(&self, gpu: &Gpu, parallel: &ParallelConfig) -> Result<NcclGroups, RunError> {
         let Some(ranks) = &self.ranks else { unreachable!("ranks have chosen NCCL") };
         let rank = self.rank();
-        let kinds = groups_of_run(rank.world_size, parallel.replicas);
+        let kinds = groups_of_run(&parallel.parallel(rank, 1));
         let ids = self.nccl_ids(&kinds)?;
         let (began, limit) = (Instant::now(), parallel.start_timeout.duration());
         let poll = || match ranks.control.fault() {

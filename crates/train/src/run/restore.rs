@@ -3,7 +3,7 @@
 use super::snapshot::{CheckpointWriter, Retention};
 use crate::error::RunError;
 use crate::position::{CONFIG, POSITION, Position, document, next_sample};
-use crate::state_io::{self, SavedState, SavedValue, prefix};
+use crate::state_io::{self, SavedState, SavedValue};
 use crate::static_scales;
 use std::collections::{HashMap, HashSet};
 use xtrain_checkpoint::{Checkpoint, Others};
@@ -157,7 +157,7 @@ fn load_state(
         );
     }
     let named: HashSet<&str> = state.values.iter().map(|value| value.tensor.name.as_str()).collect();
-    let is_of_casts = |name: &str| of_casts.iter().any(|kind| name.starts_with(&prefix(*kind)));
+    let is_of_casts = |name: &str| of_casts.iter().any(|kind| name.starts_with(&kind.prefix()));
     let others = match held.keys().filter(|name| !named.contains(*name)).all(|name| is_of_casts(name)) {
         true => Others::Ignore,
         false => Others::Refuse,

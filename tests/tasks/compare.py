@@ -9,7 +9,6 @@ import ast
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +55,7 @@ def write_lines(path, rows):
 
 
 def local_tasks(folder, draw):
-    """Rows of three kinds, with lm-eval's task files and ours beside them; names of the tasks."""
+    """Rows of three kinds, with lm-eval's task files and ours beside them; the file of rows of each task."""
 
     def choices(at, count):
         words = draw.sample(WORDS + [" lead", "tail ", "x\ty"], count)
@@ -74,7 +73,7 @@ def local_tasks(folder, draw):
         # Each number is an index and a choice, and the right choice has another index than its text says.
         words = draw.sample(["0", "1", "2", "3"], 4)
         gold = draw.randrange(4)
-        return dict(query=f"Count {at}:", choices=words, gold=gold, index=gold, text=words[gold], is_last=gold == 3)
+        return dict(query=f"Count {at}:", choices=words, gold=gold, index=gold, text=words[gold])
 
     write_lines(folder / "numbers.jsonl", [numbers(at) for at in range(60)])
     fixed = [dict(query=f"Is {at} large?", gold=draw.randrange(2)) for at in range(60)]
@@ -103,6 +102,7 @@ def local_tasks(folder, draw):
         "schema": ("schema", "schema", 2, dict(doc_to_text="gold", doc_to_choice="context_options", doc_to_target="continuation")),
         "continuation": ("continuation", None, 0, dict(output_type="loglikelihood", doc_to_text="context", doc_to_target="{{' ' + continuation}}")),
     }
+    files = {}
     for name, (data, examples, shots, keys) in tasks.items():
         ours = {"data": f"{data}.jsonl", "shots": shots}
         theirs = {
@@ -125,28 +125,24 @@ def local_tasks(folder, draw):
         (folder / f"{name}.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in ours.items()))
         # JSON is YAML.
         (folder / f"{name}.yaml").write_text(json.dumps(theirs))
-    return list(tasks)
-
-
-def data_of(folder, name):
-    """The file of the rows of a task."""
-    return re.search('^data = "(.*)"$', (folder / f"{name}.toml").read_text(), re.MULTILINE)[1]
+        files[name] = ours["data"]
+    return files
 
 
 def compare_rendering(program, folder, tokenizers, draw):
     """Rows that lm-eval renders and logs, with rows of ours, and with their replay and its tokens."""
-    names = local_tasks(folder, draw)
+    files = local_tasks(folder, draw)
     out = folder / "out"
-    command = [sys.executable, "-m", "lm_eval", "run", "--model", "dummy", "--tasks", ",".join(f"xt_{name}" for name in names)]
+    command = [sys.executable, "-m", "lm_eval", "run", "--model", "dummy", "--tasks", ",".join(f"xt_{name}" for name in files)]
     command += ["--include_path", str(folder), "--log_samples", "--output_path", str(out)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     fine = True
-    for name in names:
+    for name in files:
         (samples,) = out.glob(f"*/samples_xt_{name}_*.jsonl")
         logged = read_lines(samples.read_text())
         # Rows without choices have none of our own.
-        ours = [] if data_of(folder, name) == "fixed.jsonl" else [("rendered", rows_of(program, folder / f"{name}.toml"))]
-        for how, rows in [*ours, ("replayed", rows_of(program, samples))]:
+        rendered = [] if files[name] == "fixed.jsonl" else [("rendered", rows_of(program, folder / f"{name}.toml"))]
+        for how, rows in [*rendered, ("replayed", rows_of(program, samples))]:
             tally = Tally(f"{name}, {how}")
             tally.add(len(rows), len(logged), "number of rows")
             for row, sample in zip(rows, logged):
@@ -307,11 +303,11 @@ def big_bench_docs(file, format_example):
     return docs
 
 
-def compare_big_bench(program, folder, source, most=200):
+def compare_big_bench(program, source, most=200):
     """Prompts, choices and targets of BIG-bench's own formatting."""
     format_example = big_bench_format(source)
     files = sorted(source.glob("bigbench/benchmark_tasks/**/task.json"))
-    rows, tally, refused = 0, Tally("BIG-bench"), []
+    tally, refused = Tally("BIG-bench"), []
     for file in files:
         docs = [] if file.stat().st_size > 5e6 else big_bench_docs(file, format_example)
         if not docs:
@@ -330,7 +326,6 @@ def compare_big_bench(program, folder, source, most=200):
         for row, theirs in list(zip(found, expected))[:most]:
             ours = (row["requests"][0]["context"], [request["continuation"] for request in row["requests"]], row["gold"])
             tally.add(ours, theirs, f"{file}, example {row['row']}")
-            rows += 1
     fine = tally.report()
     print(f"  refused (empty or equal choices): {[str(name) for name in refused]}")
     return fine
@@ -353,7 +348,7 @@ def main():
     if options.tokenizer:
         fine &= compare_tokens(options.program, folder, with_begin_token(options.tokenizer[0], folder), draw)
     if options.big_bench:
-        fine &= compare_big_bench(options.program, folder, options.big_bench)
+        fine &= compare_big_bench(options.program, options.big_bench)
     sys.exit(0 if fine else 1)
 
 

@@ -4,7 +4,7 @@
     xtrain train examples/quickstart.toml --out RUN --set train.steps=40 --set eval.every=0
     python3 tests/tasks/same_bits.py target/release/xtrain RUN NEW_FOLDER
 
-Rows are those of examples/continuations.toml. In fp32, bf16, fp8-row and fp8-block, some rows are scored alone, first,
+Rows are those of examples/data/continuations.jsonl.gz. In fp32, bf16, fp8-row and fp8-block, some rows are scored alone, first,
 last and among the others. All rows are scored with 1 and 4 threads, in 1, 2 and 3 processes, and by evaluations that are
 killed with all their processes (SIGKILL) at a random moment, some after one, two or three windows of rows are written,
 and continued in another number of processes. `fp8-current` scales whole tensors, so its rows are only compared in their
@@ -36,15 +36,15 @@ class Scores:
     """Evaluations in a folder."""
 
     def __init__(self, xtrain, model, folder):
-        self.xtrain, self.model, self.folder, self.names = xtrain, model, folder, 0
+        self.xtrain, self.model, self.folder, self.count = xtrain, model, folder, 0
 
     def command(self, task, out, precision, threads=1, ranks=1):
         command = [self.xtrain, "eval", self.model, "--device", "cpu", "--task", task, "--out", out, "--precision", precision]
         return [*command, "--threads", str(threads), *(["--ranks", str(ranks)] if ranks > 1 else [])]
 
     def new_folder(self):
-        self.names += 1
-        return self.folder / f"out-{self.names}"
+        self.count += 1
+        return self.folder / f"out-{self.count}"
 
     def finish(self, task, out, precision, **how):
         """Evaluates to the end; the lines of its rows."""
@@ -79,7 +79,13 @@ class Scores:
 
 def written(out):
     """Rows in the file of scores of an evaluation that is not complete."""
-    return sum(max(file.read_bytes().count(b"\n") - 1, 0) for file in out.glob("*/*"))
+    rows = 0
+    for file in out.glob("*/*"):
+        try:
+            rows += max(file.read_bytes().count(b"\n") - 1, 0)
+        except FileNotFoundError:  # It has just been given another name.
+            pass
+    return rows
 
 
 def write(folder, name, lines):
@@ -137,7 +143,7 @@ def main():
         equal, total = (0, 0) if precision == "fp8-current" else places(scores, precision, questions, draw.sample(range(len(questions)), options.drawn), reference)
         fine &= equal == total and all(same.values()) and len(reference) == len(questions)
         print(f"{precision}: {len(reference)} rows; {equal} of {total} rows at other places equal; {same}", flush=True)
-    equal, written = 0, []
+    equal, rows_before = 0, []
     for kill in range(options.kills):
         precision, worlds = PRECISIONS[kill % len(PRECISIONS)], draw.choices(WORLDS, k=2)
         while True:
@@ -148,10 +154,10 @@ def main():
             shutil.rmtree(out)
         is_equal = scores.finish(task, out, precision, ranks=worlds[1]) == references[precision]
         equal, fine = equal + is_equal, fine and is_equal
-        written.append(rows)
+        rows_before.append(rows)
         if not is_equal:
             print(f"  {precision}, {worlds[0]} then {worlds[1]} processes, killed after {rows} rows: differs")
-    print(f"kills: {equal} of {options.kills} equal; rows that were written before each: {written}")
+    print(f"kills: {equal} of {options.kills} equal; rows that were written before each: {rows_before}")
     sys.exit(0 if fine else 1)
 
 

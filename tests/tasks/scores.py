@@ -9,7 +9,7 @@ replay of a 5-shot task: `lm_eval run --model dummy --log_samples` renders it wi
 samples. lm-eval uses its own templates of BIG-bench, on rows that BIG-bench's own code renders; xtrain reads task.json.
 
 Equal must be each pick and greedy flag, `acc`, `acc_norm` and their stderr; sums may differ by 1e-3. Rows whose two best
-choices are nearer than that are listed, as their picks may differ by rounding.
+choices are nearer than that are listed: rounding may explain another pick there, which still fails.
 """
 
 import argparse

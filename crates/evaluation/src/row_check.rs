@@ -53,7 +53,7 @@ fn difference(
         ("exact_match", answers_agree(found, row, task)?),
     ];
     let other = is_same.into_iter().find(|(_, is_same)| !is_same);
-    Ok(other.map(|(name, _)| format!("its {name} is not that of {} of the task", task.task.place(row.row))))
+    Ok(other.map(|(name, _)| format!("{name}: not as in {} of the task", task.task.place(row.row))))
 }
 
 /// False if the answer that was generated for a row is not as right as `exact_match` says. Of a long one only

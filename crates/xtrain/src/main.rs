@@ -1,5 +1,5 @@
 //! The `xtrain` command line: parses, calls, and reports. Exit code 0; 2 for errors that the user can fix; 1
-//! for our own failures.
+//! for our own failures; 130 after a signal if there is no result.
 
 mod allocator;
 mod cli;
@@ -62,23 +62,26 @@ fn run(command: cli::Command, place: &Place) -> Result<ExitCode, Failure> {
         cli::Command::Train(args) => return commands::train::run(args, place),
         cli::Command::Bench(cli::BenchCommand::Comm(args)) => return commands::bench_comm::run(args, place),
         cli::Command::Eval(args) => return commands::eval::run(args, place),
+        cli::Command::Tokenize(args) => return commands::tokenize::run(args),
+        cli::Command::Inspect(args) => return commands::inspect::run(args),
+        cli::Command::Blame(args) => return commands::blame::run(args),
         _ => {}
     }
     match command {
         cli::Command::Init(args) => commands::init::run(&args),
         cli::Command::Completions(args) => commands::completions::run(&args),
-        cli::Command::Train(_) | cli::Command::Eval(_) | cli::Command::Bench(cli::BenchCommand::Comm(_)) => {
-            unreachable!("it has run")
-        }
+        cli::Command::Train(_)
+        | cli::Command::Eval(_)
+        | cli::Command::Tokenize(_)
+        | cli::Command::Inspect(_)
+        | cli::Command::Blame(_)
+        | cli::Command::Bench(cli::BenchCommand::Comm(_)) => unreachable!("it has run"),
         cli::Command::Plan(args) => commands::plan::run(&args),
-        cli::Command::Tokenize(args) => commands::tokenize::run(&args),
         cli::Command::Generate(args) => commands::generate::run(&args),
         cli::Command::Chat(args) => commands::chat::run(&args),
         cli::Command::Export(args) => commands::export::run(&args),
         cli::Command::Report(args) => commands::report::run(&args),
         cli::Command::Compare(args) => commands::compare::run(&args),
-        cli::Command::Inspect(args) => commands::inspect::run(&args),
-        cli::Command::Blame(args) => commands::blame::run(&args),
         cli::Command::Doctor(args) => commands::doctor::run(&args),
         cli::Command::Bench(cli::BenchCommand::Step(args)) => commands::bench::step(&args),
         cli::Command::Bench(cli::BenchCommand::Op(args)) => commands::bench::op(&args),

@@ -72,7 +72,8 @@ pub(crate) struct EvalArgs {
     /// Keep the tokens of the text in this folder for the next time; by default they are deleted
     #[arg(long, requires = "data", conflicts_with = "task", value_name = "FOLDER")]
     pub(crate) cache_dir: Option<PathBuf>,
-    /// Print a JSON object for each precision, and of tasks for each task and checkpoint, instead of text
+    /// Print a JSON object for each precision, and of tasks for each task and checkpoint, instead of text;
+    /// several tasks also have a line with their centred_mean
     #[arg(long)]
     pub(crate) json: bool,
 }

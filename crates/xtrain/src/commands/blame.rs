@@ -5,13 +5,14 @@ use crate::cli::BlameArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
+use std::process::ExitCode;
 use xtrain_data::DataError;
 use xtrain_lab::blame::{Blame, BlameOptions, BlameProgress, BlamedGroup, Distance, blame};
 use xtrain_report::metrics::format;
 use xtrain_train::corpus::Notice;
 use xtrain_train::error::RunError;
 
-pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &BlameArgs) -> Result<ExitCode, Failure> {
     terminal::use_threads(args.probe.cpu.threads)?;
     let stop = Stop::on_signals()?;
     let options = BlameOptions {
@@ -36,8 +37,7 @@ pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
     bar.clear();
     let found = &match found {
         Err(RunError::Data(DataError::Interrupted)) => {
-            terminal::stopped();
-            return Ok(());
+            return Ok(terminal::stopped());
         }
         found => found?,
     };
@@ -50,9 +50,9 @@ pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
                 one["set"] = set(found, &pattern).into();
             }
         }
-        return terminal::print_json(&json).map(|_| ());
+        return terminal::print_json(&json).map(|_| ExitCode::SUCCESS);
     }
-    terminal::print(&text(found)).map(|_| ())
+    terminal::print(&text(found)).map(|_| ExitCode::SUCCESS)
 }
 
 fn text(found: &Blame) -> String {

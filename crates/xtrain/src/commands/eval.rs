@@ -4,7 +4,7 @@ use super::{open_model, reopen_model};
 use crate::cli::EvalArgs;
 use crate::failure::Failure;
 use crate::ranks::Place;
-use crate::signals::{STOPPED, Stop};
+use crate::signals::Stop;
 use crate::terminal::{self, Bar};
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -37,8 +37,7 @@ fn of_text(args: &EvalArgs) -> Result<ExitCode, Failure> {
     let found = evaluate(args, &mut bar);
     bar.clear();
     let Some(found) = found? else {
-        terminal::stopped();
-        return Ok(ExitCode::from(STOPPED));
+        return Ok(terminal::stopped());
     };
     if args.json {
         found.iter().try_for_each(|one| terminal::print_json(&json(one, &found)).map(|_| ()))?;

@@ -46,10 +46,11 @@ pub(super) fn run(args: &EvalArgs, place: &Place) -> Result<ExitCode, Failure> {
     let scored = scored.and_then(|scored| process_group.finish().map(|()| scored));
     match scored.map_err(|error| process_group.fail(error))? {
         Evaluated::Stopped { is_kept } => {
-            if place.is_first() {
-                say_stopped(is_kept, args.again);
-            }
-            return Ok(ExitCode::from(STOPPED));
+            return Ok(if place.is_first() {
+                say_stopped(is_kept, args.again)
+            } else {
+                ExitCode::from(STOPPED)
+            });
         }
         _ if !place.is_first() => {}
         Evaluated::Scored(tasks, scored) if args.json => {
@@ -71,15 +72,17 @@ enum Evaluated {
     Scored(Vec<CheckedTask>, Vec<ScoredTask>),
 }
 
-/// Reports on standard error, as [`terminal::stopped`], that the evaluation was stopped.
-fn say_stopped(is_kept: bool, again: bool) {
-    match is_kept {
-        true => terminal::print_error(&format!(
-            "stopped before the end; the rows scored so far are kept, run the same command again{} to continue",
-            if again { " without --again" } else { "" }
-        )),
-        false => terminal::stopped(),
+/// Reports on standard error, as [`terminal::stopped`], that the evaluation was stopped. Returns the exit
+/// code.
+fn say_stopped(is_kept: bool, again: bool) -> ExitCode {
+    if !is_kept {
+        return terminal::stopped();
     }
+    terminal::print_error(&format!(
+        "stopped before the end; the rows scored so far are kept, run the same command again{} to continue",
+        if again { " without --again" } else { "" }
+    ));
+    ExitCode::from(STOPPED)
 }
 
 /// Scores the tasks.

@@ -5,6 +5,7 @@ use crate::cli::InspectArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
+use std::process::ExitCode;
 use xtrain_config::set_text;
 use xtrain_data::DataError;
 use xtrain_lab::inspect::{InspectOptions, InspectProgress, inspect};
@@ -15,7 +16,7 @@ use xtrain_report::metrics::format;
 use xtrain_train::corpus::Notice;
 use xtrain_train::error::RunError;
 
-pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode, Failure> {
     terminal::use_threads(args.probe.cpu.threads)?;
     let stop = Stop::on_signals()?;
     let options = InspectOptions {
@@ -43,8 +44,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     bar.clear();
     let (inspection, scales) = &match found {
         Err(RunError::Data(DataError::Interrupted)) => {
-            terminal::stopped();
-            return Ok(());
+            return Ok(terminal::stopped());
         }
         found => found?,
     };
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
                 "from": scales.source.from,
             });
         }
-        return terminal::print_json(&json).map(|_| ());
+        return terminal::print_json(&json).map(|_| ExitCode::SUCCESS);
     }
     let mut out = format!(
         "step {}, computed in {}, casts of {}, loss {:.4}\n\n",
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
             set_text("precision.static_scales", &path.to_string_lossy()),
         ));
     }
-    terminal::print(&out).map(|_| ())
+    terminal::print(&out).map(|_| ExitCode::SUCCESS)
 }
 
 /// The static scales that `--write-scales` asks for.

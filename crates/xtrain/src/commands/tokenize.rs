@@ -6,6 +6,7 @@ use crate::signals::Stop;
 use crate::terminal::{self, Bar, TextBar};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use xtrain_data::chat::{PreviewedRow, preview};
 use xtrain_data::{
     ChatOptions, DataError, Dataset, InputOptions, LearnProgress, PrepareOptions, SpecialTokens, Split, Take,
@@ -19,7 +20,7 @@ use xtrain_train::paths::today;
 use xtrain_train::source::load_tokenizer;
 use xtrain_train::texts;
 
-pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &TokenizeArgs) -> Result<ExitCode, Failure> {
     terminal::use_threads(args.cpu.threads)?;
     let stop = Stop::on_signals()?;
     if args.out.is_none() && args.chat.show.is_none() {
@@ -43,9 +44,9 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     let is_chat = args.chat.chat || args.text_field.is_none() && holds_conversations(&texts.inputs)?;
     let chat = is_chat.then(|| chat_options(&args.chat)).transpose()?;
     if let Some(rows) = args.chat.show {
-        return show(args, &texts, chat.unwrap_or_default(), rows);
+        return show(args, &texts, chat.unwrap_or_default(), rows).map(|()| ExitCode::SUCCESS);
     }
-    let Some(out) = &args.out else { return Ok(()) };
+    let Some(out) = &args.out else { return Ok(ExitCode::SUCCESS) };
     let mut bar = TextBar::default();
     let tokenizer = tokenizer(args, out, &texts, &mut |vocabulary, progress| {
         bar.learning(vocabulary, progress);
@@ -83,9 +84,10 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     };
     let rows = dataset.chat().map_or(String::new(), |record| format!("{shown}: {}\n", record.summary()));
     if terminal::print(&(said + &rows))?.is_break() {
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
-    if args.verify { verify(&dataset, &shown, &stop).map(|_| ()) } else { Ok(()) }
+    let verified = args.verify.then(|| verify(&dataset, &shown, &stop)).transpose()?;
+    Ok(verified.and_then(ControlFlow::break_value).unwrap_or(ExitCode::SUCCESS))
 }
 
 /// The settings of conversations.
@@ -173,7 +175,7 @@ fn trained_positions(sample: &[(u32, bool)]) -> String {
 }
 
 /// Compares the checksums of whole data sets.
-fn verify_folders(folders: &[PathBuf], stop: &Stop) -> Result<(), Failure> {
+fn verify_folders(folders: &[PathBuf], stop: &Stop) -> Result<ExitCode, Failure> {
     for folder in folders {
         let shown = terminal::shown_path(folder);
         if !folder.is_dir() {
@@ -183,15 +185,15 @@ fn verify_folders(folders: &[PathBuf], stop: &Stop) -> Result<(), Failure> {
         }
         let dataset = Dataset::open(folder)?;
         dataset.tokenizer()?;
-        if verify(&dataset, &shown, stop)?.is_break() {
-            break;
+        if let ControlFlow::Break(exit_code) = verify(&dataset, &shown, stop)? {
+            return Ok(exit_code);
         }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Compares the checksums of a data set; breaks if the user stopped it, or reads no more output.
-fn verify(dataset: &Dataset, shown: &str, stop: &Stop) -> Result<ControlFlow<()>, Failure> {
+fn verify(dataset: &Dataset, shown: &str, stop: &Stop) -> Result<ControlFlow<ExitCode>, Failure> {
     let mut bar = Bar::default();
     let verified = dataset.verify_with_progress(&mut |done, total| {
         bar.show(&format!("verifying {shown}"), done, total);
@@ -199,11 +201,11 @@ fn verify(dataset: &Dataset, shown: &str, stop: &Stop) -> Result<ControlFlow<()>
     });
     bar.clear();
     if unless_stopped(verified)?.is_none() {
-        terminal::stopped();
-        return Ok(ControlFlow::Break(()));
+        return Ok(ControlFlow::Break(terminal::stopped()));
     }
     let totals = terminal::totals(dataset.token_count(), dataset.document_count());
-    terminal::print(&format!("{shown}: all checksums match: {totals}\n"))
+    let printed = terminal::print(&format!("{shown}: all checksums match: {totals}\n"))?;
+    Ok(printed.map_break(|()| ExitCode::SUCCESS))
 }
 
 /// The result, or `None` if the user stopped it.
@@ -215,9 +217,9 @@ fn unless_stopped<T>(made: Result<T, DataError>) -> Result<Option<T>, Failure> {
 }
 
 /// Reports the stop. As in a run, it is no failure: complete shards stay.
-fn say_stopped() -> Result<(), Failure> {
+fn say_stopped() -> Result<ExitCode, Failure> {
     let said = "stopped before the end; complete shards are kept, run the same command again to continue\n";
-    terminal::print(said).map(|_| ())
+    terminal::print(said).map(|_| ExitCode::SUCCESS)
 }
 
 fn tokenizer(

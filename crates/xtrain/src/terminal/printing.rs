@@ -8,10 +8,12 @@
 //! sees to it that nothing prints in another way.
 
 use crate::failure::Failure;
+use crate::signals::STOPPED;
 use serde::Serialize;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::process::ExitCode;
 use xtrain_report::metrics::printable;
 
 /// A name, as it is printed.
@@ -101,9 +103,10 @@ pub(crate) fn print_error(lines: &str) {
 }
 
 /// Reports on standard error that the command was stopped, so that programs that read standard output do not
-/// see it.
-pub(crate) fn stopped() {
+/// see it. Returns the exit code.
+pub(crate) fn stopped() -> ExitCode {
     print_error("stopped before the end; there is no result");
+    ExitCode::from(STOPPED)
 }
 
 #[cfg(test)]

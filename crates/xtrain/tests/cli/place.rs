@@ -140,12 +140,19 @@ impl Place {
         found
     }
 
-    /// Bytes of the files of a folder, which need not exist.
+    /// Bytes of the files of a folder, which need not exist and may change meanwhile.
     pub(crate) fn bytes_in(&self, folder: &str) -> usize {
-        match self.exists(folder) {
-            true => self.contents(folder).values().map(Vec::len).sum(),
-            false => 0,
+        let (mut bytes, mut folders) = (0, vec![self.path(folder)]);
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                match entry.metadata() {
+                    Ok(found) if found.is_dir() => folders.push(entry.path()),
+                    Ok(found) => bytes += found.len() as usize,
+                    Err(_) => {}
+                }
+            }
         }
+        bytes
     }
 
     /// The records of a run's metrics.

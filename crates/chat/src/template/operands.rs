@@ -1,6 +1,6 @@
 //! Operands that pass through filters: those of `==`, which pay for what is compared; those of `~`, which
-//! become text as in Python; what a loop runs over; and what a namespace stores. A comparison with `<` or `in`
-//! becomes a test.
+//! become text as in Python; what a loop runs over; and what a namespace stores. A comparison with `<` or
+//! `in` becomes a test.
 
 use super::order::{COMPARED_FILTER, NUMBER_FILTER};
 use super::scan::{TagKind, TemplateToken};

@@ -1,5 +1,5 @@
-//! Terminals: control characters of names, and of generated text on a terminal, are shown and never obeyed; and
-//! a chat on a terminal, for the tests of chats.
+//! Terminals: control characters of names, and of generated text on a terminal, are shown and never obeyed.
+//! Also a command on a terminal, for the tests of chats.
 
 use crate::place::{Place, Ran, finish, wait, wait_until};
 use rustix::fs::{Mode, OFlags, open};
@@ -34,7 +34,7 @@ fn terminal() -> (File, File) {
     (File::from(ours), File::from(theirs))
 }
 
-/// `xtrain chat` on a terminal of its own, which a test types on.
+/// `xtrain` on a terminal of its own, on which a test types.
 pub(crate) struct OnTerminal {
     pub(crate) child: Child,
     ours: File,

@@ -58,8 +58,7 @@ impl Stop {
                     say("stopping; a second signal ends it at once and saves nothing more");
                 } else if since >= ONE_REQUEST {
                     say("ended at once; what was not saved is lost");
-                    // Exit handlers of the driver may wait for the GPU.
-                    signal_hook::low_level::exit(STOPPED.into());
+                    end_at_once();
                 }
             }
         };
@@ -73,7 +72,7 @@ impl Stop {
     }
 }
 
-/// Ends the command after a signal.
+/// Ends the command after a signal, without exit handlers: those of the driver may wait for the GPU.
 pub(crate) fn end_at_once() -> ! {
     signal_hook::low_level::exit(STOPPED.into())
 }
@@ -96,7 +95,7 @@ impl AnswerStop {
         let mut signals = Signals::new([SIGINT]).map_err(refused)?;
         let state = Arc::new(AtomicU8::new(IDLE));
         let shared = state.clone();
-        // While a line is edited, the terminal shows no keys.
+        // rustyline turns off echo while a line is edited.
         let mode = tcgetattr(std::io::stdin()).ok();
         let watch = move || {
             for _ in signals.forever() {

@@ -1,8 +1,8 @@
 //! Answers that the template marks with `{% generation %}`.
 //!
 //! A block may lie in a macro or a filter, call or set block. Its range is that of its text, as with
-//! prefixes; transformers counts from the text before the outer block, and is wrong by what precedes it
-//! there.
+//! prefixes; transformers counts from the start of the outer block, so its ranges are off by the text before
+//! that block.
 
 use std::ops::Range;
 
@@ -131,20 +131,21 @@ mod tests {
         samples(
             &row,
             &Templates::of(template),
-            &MaskOptions::new(TrainOn::Assistant, &["<END>"], &["<END>"])?,
+            &MaskOptions::new(TrainOn::Assistant, &["<STOP>"], &["<STOP>"])?,
         )
     }
 
-    /// Templates whose blocks lie in another one: `{% generation %}` stands for SPAN, its end for NAPS.
+    /// Templates whose blocks lie in another one. BEGIN stands for `{% generation %}`, END for
+    /// `{% endgeneration %}`.
     const NESTED: [&str; 6] = [
-        "{% filter upper %}[{{ m.role }}]SPAN{{ m.content }}<END>NAPS{% endfilter %}",
-        "{% filter trim %} [{{ m.role }}]SPAN{{ m.content }}<END>NAPS {% endfilter %}",
-        "{% filter indent %}[{{ m.role }}]SPAN{{ m.content }}<END>NAPS{% endfilter %}",
-        "{% filter replace('b', 'bb') %}[{{ m.role }}]SPAN{{ m.content }}<END>NAPS{% endfilter %}",
-        "{% set turn %}[{{ m.role }}]SPAN{{ m.content }}<END>NAPS{% endset %}{{ turn }}",
+        "{% filter upper %}[{{ m.role }}]BEGIN{{ m.content }}<STOP>END{% endfilter %}",
+        "{% filter trim %} [{{ m.role }}]BEGIN{{ m.content }}<STOP>END {% endfilter %}",
+        "{% filter indent %}[{{ m.role }}]BEGIN{{ m.content }}<STOP>END{% endfilter %}",
+        "{% filter replace('b', 'bb') %}[{{ m.role }}]BEGIN{{ m.content }}<STOP>END{% endfilter %}",
+        "{% set turn %}[{{ m.role }}]BEGIN{{ m.content }}<STOP>END{% endset %}{{ turn }}",
         "{{ turn(m) | trim }}",
     ];
-    const MACRO: &str = "{% macro turn(m) %} [{{ m.role }}]SPAN{{ m.content }}<END>NAPS {% endmacro %}";
+    const MACRO: &str = "{% macro turn(m) %} [{{ m.role }}]BEGIN{{ m.content }}<STOP>END {% endmacro %}";
 
     #[test]
     fn blocks_in_filters_sets_and_macros_have_the_ranges_of_prefixes() {
@@ -153,11 +154,11 @@ mod tests {
             let source = format!(
                 "{MACRO}{{% for m in messages %}}{nested}{{% endfor %}}{{% if add_generation_prompt %}}{prompt}{{% endif %}}"
             );
-            let spans = source.replace("SPAN", "{% generation %}").replace("NAPS", "{% endgeneration %}");
-            let prefixes = mask(&source.replace("SPAN", "").replace("NAPS", "")).expect("prefixes");
+            let spans = source.replace("BEGIN", "{% generation %}").replace("END", "{% endgeneration %}");
+            let prefixes = mask(&source.replace("BEGIN", "").replace("END", "")).expect("prefixes");
             // The blocks of users are no answers.
             let spans = spans.replace("{% generation %}", "{% if m.role == 'assistant' %}{% generation %}");
-            let user = "{% endgeneration %}{% else %}{{ m.content }}<END>{% endif %}";
+            let user = "{% endgeneration %}{% else %}{{ m.content }}<STOP>{% endif %}";
             let spans = mask(&spans.replace("{% endgeneration %}", user)).expect("spans");
             assert_eq!((prefixes.method, spans.method), (Method::Prefixes, Method::Spans), "{nested}");
             assert_eq!(spans.samples, prefixes.samples, "{nested}");
@@ -167,11 +168,11 @@ mod tests {
     #[test]
     fn a_block_whose_text_is_cut_or_turned_around_is_refused_by_name() {
         for nested in [
-            "{% filter reverse %}SPAN{{ m.content }}<END>NAPS{% endfilter %}",
-            "{% set turn %}SPAN{{ m.content }}<END>NAPS{% endset %}{{ turn[:4] }}",
-            "{% filter trim %}SPAN{{ m.content }}NAPS{% endfilter %}<END>",
+            "{% filter reverse %}BEGIN{{ m.content }}<STOP>END{% endfilter %}",
+            "{% set turn %}BEGIN{{ m.content }}<STOP>END{% endset %}{{ turn[:4] }}",
+            "{% filter trim %}BEGIN{{ m.content }}END{% endfilter %}<STOP>",
         ] {
-            let nested = nested.replace("SPAN", "{% generation %}").replace("NAPS", "{% endgeneration %}");
+            let nested = nested.replace("BEGIN", "{% generation %}").replace("END", "{% endgeneration %}");
             match mask(&format!("{{% for m in messages %}}{nested}{{% endfor %}}")) {
                 Err(RowFailure::Error(ChatError { problem, .. })) => {
                     assert!(problem.ends_with("is changed after it"), "{problem}");

@@ -33,6 +33,8 @@ const FORWARD: &[&str] = &[
     "{% for m in messages %}{% if m.role == 'tool' and (loop.last or messages[loop.index0 + 1].role != 'tool') %}end{% endif %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
     "{% set ns = namespace(a='') %}{% for m in messages %}{% if m.role == 'system' %}{% set ns.a = ns.a + m.content %}{% endif %}{% endfor %}{% for m in messages %}{{ ns.a }}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
     "{% set ns = namespace(a=false) %}{%- for m in messages -%}\n {%- if m.role == 'system' -%} {% set ns.a = m.content %}{% break %} {%- endif -%} \n{%- endfor %}\n  {% for m in messages %}{{ ns.a }}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
+    // A test is no call.
+    "{% set ns = namespace(n=0) %}{% macro f() %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{% endmacro %}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if messages|length is not divisibleby(2) or ns.n is divisibleby(3) %}{% endif %}{% if add_generation_prompt %}[assistant]{% endif %}",
 ];
 
 /// Templates that learn the number of messages early, or whose tail is no copy.
@@ -112,6 +114,7 @@ const DECEIVING: &[&str] = &[
     "{% for m in messages %}[{{ m.role }}]{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}{% if add_generation_prompt %}[assistant]{% generation %}x{% endgeneration %}{% endif %}",
     "{% set ns = namespace(n=0) %}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}{% set a, ns.n = 1, ns.n + 1 %}{{ ns.n }}[assistant]{% endif %}",
     "{% set ns = namespace(n=0) %}{% macro f() %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{% endmacro %}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}{{ f() }}[assistant]{% endif %}",
+    "{% set ns = namespace(n=0) %}{% macro f() %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{% endmacro %}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}{% if not f() %}x{% endif %}{{ ns.n }}[assistant]{% endif %}",
     "{% set ns = namespace(n=0) %}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}{% set ns.n = ns.n + 1 %}{{ ns.n }}[assistant]{% endif %}",
     // Loops that gather.
     "{% set ns = namespace(a='') %}{% for m in messages %}{% set ns.a = m.role %}{% endfor %}{% for m in messages %}{{ ns.a }}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",

@@ -24,14 +24,9 @@ impl Role {
     const ALL: [Role; 5] = [Role::System, Role::Developer, Role::User, Role::Assistant, Role::Tool];
 
     /// Name with an article, for messages of errors.
-    fn with_article(self) -> &'static str {
-        match self {
-            Role::System => "a system",
-            Role::Developer => "a developer",
-            Role::User => "a user",
-            Role::Assistant => "an assistant",
-            Role::Tool => "a tool",
-        }
+    fn with_article(self) -> String {
+        let article = if self == Role::Assistant { "an" } else { "a" };
+        format!("{article} {}", self.name())
     }
 
     /// Name in messages.

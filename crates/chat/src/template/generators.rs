@@ -30,10 +30,7 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     for (name, list) in LISTS {
         let generate = move |state: &mut State, value: Value, args: Rest<Value>, kwargs: Kwargs| {
             let mut all = vec![iterate(value)?];
-            all.extend(args.0);
-            if kwargs.args().next().is_some() {
-                all.push(Value::from(kwargs));
-            }
+            all.extend(super::filters::all(args, kwargs));
             let items = state.apply_filter(list, &all)?.try_iter()?.collect();
             Ok::<Value, Error>(LazyKind::Generator.value(items))
         };

@@ -1,5 +1,5 @@
 //! Values that Python iterates and that are no lists: views of dictionaries, ranges, and generators, which
-//! give their items once. They print as nothing that a template means, so they are refused there.
+//! give their items once. Python prints an address or `dict_items(...)` for them, so printing one is refused.
 
 use std::cmp::Ordering;
 use std::fmt;

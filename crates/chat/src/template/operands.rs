@@ -1,5 +1,6 @@
-//! Operands that pass through filters: those of comparisons, which pay for what is compared; those of `~`,
-//! which become text as in Python; what a loop runs over; and what a namespace stores.
+//! Operands that pass through filters: those of `==`, which pay for what is compared; those of `~`, which
+//! become text as in Python; what a loop runs over; and what a namespace stores. A comparison with `<` or
+//! `in` becomes a test.
 
 use super::order::{COMPARED_FILTER, NUMBER_FILTER};
 use super::scan::{TagKind, TemplateToken};
@@ -81,7 +82,7 @@ impl Chain {
     }
 }
 
-/// Passes the operands of comparisons and of `~` through filters.
+/// Passes the operands of `==` and `~` through filters, and turns comparisons with `<` or `in` into tests.
 pub(super) fn pass(tokens: &Placed, statement: Option<&str>, out: &mut [String]) {
     let mut changes = Changes::default();
     let mut levels = vec![Level::default()];
@@ -118,7 +119,7 @@ pub(super) fn pass(tokens: &Placed, statement: Option<&str>, out: &mut [String])
         } else if is_word(&["in"]) && is_top && std::mem::take(&mut awaits_in) {
             *level = Level::default();
         } else if is_operator(&EQUALITIES)
-            || is_operator(&["<", "<=", ">", ">="])
+            || is_operator(&ORDERS.map(|(operator, _)| operator))
             || negates_in
             || is_word(&["in"])
         {

@@ -104,12 +104,11 @@ fn groupby(state: &State, args: &[Value]) -> Result<Value, Error> {
     let attribute = attribute.ok_or_else(|| refuse("groupby needs an attribute"))?;
     let default = default.filter(|default| !default.is_none()).unwrap_or_default();
     let key = SortKey { attribute, case_sensitive, default };
-    let label = SortKey { case_sensitive: Some(true.into()), ..key.clone() };
     let mut groups: Vec<(Value, ItemGroup)> = Vec::new();
-    for (key, item) in sorted(keyed(items(state, value)?, |item| key.of(item))?, false)? {
-        match groups.last_mut().filter(|(last, _)| *last == key) {
+    for (sorted_by, item) in sorted(keyed(items(state, value)?, |item| key.of(item))?, false)? {
+        match groups.last_mut().filter(|(last, _)| *last == sorted_by) {
             Some((_, group)) => group.items.push(item),
-            None => groups.push((key, ItemGroup { grouper: label.of(&item)?, items: vec![item] })),
+            None => groups.push((sorted_by, ItemGroup { grouper: key.part(&item)?, items: vec![item] })),
         }
     }
     Ok(groups.into_iter().map(|(_, group)| Value::from_object(group)).collect::<Vec<_>>().into())
@@ -117,10 +116,10 @@ fn groupby(state: &State, args: &[Value]) -> Result<Value, Error> {
 
 fn sum(state: &State, args: &[Value]) -> Result<Value, Error> {
     let [value, attribute, start] = Arguments::new("sum", args, ["iterable", "attribute", "start"])?.values();
-    let key =
-        SortKey { attribute: attribute.unwrap_or_default(), case_sensitive: None, default: Value::UNDEFINED };
+    let attribute = attribute.unwrap_or_default();
     let items = iterate(value.unwrap_or_default())?.try_iter()?;
-    let items: Vec<Value> = items.map(|item| key.part(&item)).collect::<Result<_, _>>()?;
+    let items = items.map(|item| lookup(&item, &attribute, &Value::UNDEFINED));
+    let items: Vec<Value> = items.collect::<Result<_, _>>()?;
     if items.iter().any(Value::is_undefined) || start.as_ref().is_some_and(|start| start.as_str().is_some()) {
         return Err(refuse("sum adds no texts, and nothing that is undefined"));
     }
@@ -135,7 +134,6 @@ fn items(state: &State, value: Option<Value>) -> Result<Vec<Value>, Error> {
 }
 
 /// The key by which an item is sorted.
-#[derive(Clone)]
 struct SortKey {
     /// Name or position; undefined for the item itself.
     attribute: Value,

@@ -172,7 +172,7 @@ impl DataConfig {
 
     /// Keys of settings of conversations that have another value in `now`.
     pub fn changed_chat_keys(&self, now: &DataConfig) -> Vec<&'static str> {
-        // A source by a path that has changed is compared by its tokens.
+        // Paths are not compared: a resumed run compares the tokens of its sources.
         let of_sources = |data: &DataConfig| -> Vec<_> {
             let sources = data.train.0.iter();
             sources.map(|source| (source.format, source.chat_template.clone(), source.train_on)).collect()

@@ -9,7 +9,7 @@ use xtrain_chat::{
 };
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::record::{RowCounts, date};
+use super::record::{RowCounts, UNREADABLE, date};
 use super::{ChatOptions, vocabulary};
 use crate::error::{DataError, Result};
 use crate::files;
@@ -53,6 +53,21 @@ pub(crate) enum RowError {
     Row(ChatError),
     /// The template or the tokenizer cannot be used.
     Template(ChatError),
+}
+
+impl RowError {
+    /// The reason under which the row is dropped and counted, and what happened. A row that cannot be read is
+    /// dropped if `may_skip`.
+    ///
+    /// # Errors
+    /// The row is not dropped.
+    pub(crate) fn dropped(self, may_skip: bool) -> std::result::Result<(&'static str, String), ChatError> {
+        match self {
+            RowError::Dropped(reason, what) => Ok((reason, what)),
+            RowError::Row(error) if may_skip => Ok((UNREADABLE, error.problem)),
+            RowError::Row(error) | RowError::Template(error) => Err(error),
+        }
+    }
 }
 
 /// Rows with more text are dropped under this reason.

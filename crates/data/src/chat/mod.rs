@@ -1,5 +1,6 @@
 //! Conversations as documents of a dataset: settings, the encoder of rows, and the record of what was done.
 
+mod check;
 mod encoder;
 mod first;
 mod preview;
@@ -17,7 +18,6 @@ pub use first::{FirstConversations, first_conversations};
 pub use preview::{PreviewedRow, preview};
 pub use prompt::{ChatPrompts, PromptContent, PromptRow, PromptRows, RowPrompt};
 pub use record::ChatRecord;
-pub(crate) use record::UNREADABLE;
 pub use vocabulary::{run_settings, with_markers};
 
 /// Settings with which rows of conversations become documents.

@@ -2,8 +2,8 @@
 
 use xtrain_chat::Method;
 
-use super::encoder::RowError;
-use super::{ChatEncoder, ChatOptions, UNREADABLE};
+use super::record::UNREADABLE;
+use super::{ChatEncoder, ChatOptions};
 use crate::error::{DataError, Result};
 use crate::input::{InputFile, InputOptions, read_documents};
 use crate::tokenizer::{CutRule, Tokenizer};
@@ -61,16 +61,16 @@ pub fn preview(
                         dropped: None,
                     }
                 }
-                Err(RowError::Dropped(_, what)) => {
-                    PreviewedRow { place, method: None, samples: Vec::new(), dropped: Some(what) }
-                }
-                Err(RowError::Row(error)) if skipped < input.skip_bad_rows => {
-                    skipped += 1;
-                    let why = format!("{UNREADABLE}: {}", error.problem);
+                Err(error) => {
+                    let (reason, mut why) =
+                        error.dropped(skipped < input.skip_bad_rows).map_err(|error| {
+                            DataError::input(&file.path, location, error.problem, error.advice)
+                        })?;
+                    if reason == UNREADABLE {
+                        skipped += 1;
+                        why = format!("{reason}: {why}");
+                    }
                     PreviewedRow { place, method: None, samples: Vec::new(), dropped: Some(why) }
-                }
-                Err(RowError::Row(error) | RowError::Template(error)) => {
-                    return Err(DataError::input(&file.path, location, error.problem, error.advice));
                 }
             });
         }

@@ -42,7 +42,7 @@ pub struct ChatRecord {
 }
 
 /// The reason for which rows are dropped that cannot be read.
-pub(crate) const UNREADABLE: &str = "a row that cannot be read";
+pub(super) const UNREADABLE: &str = "a row that cannot be read";
 
 /// Rows after which a warning says that too many are dropped.
 const EARLY_ROWS: u64 = 1000;
@@ -147,6 +147,19 @@ impl ChatRecord {
                  ({bad_rows})"
             ),
         ))
+    }
+
+    /// The error for rows that were all dropped, if they were.
+    pub(crate) fn nothing_left(&self) -> Option<DataError> {
+        let (dropped, rows) = (self.dropped_rows(), self.rows());
+        if dropped == 0 || dropped < rows {
+            return None;
+        }
+        let first =
+            self.first_dropped.as_ref().map_or(String::new(), |first| format!("; the first is {first}"));
+        let all = if rows == 1 { "the only row is".to_owned() } else { format!("all {rows} rows are") };
+        let problem = format!("{all} dropped ({}){first}", self.reasons());
+        Some(DataError::invalid(problem, "repair the rows, or name a template that renders them"))
     }
 
     /// As [`ChatRecord::check`], before all rows are read: fails if no row may be dropped, and else warns

@@ -64,7 +64,7 @@ pub fn holds_conversations(files: &[InputFile]) -> Result<bool> {
     let options = InputOptions { whole_rows: true, ..InputOptions::default() };
     let rows = read_documents(file, &options, CutRule::Anywhere)?.take(ROWS);
     let is_chat = |mut text: Vec<u8>| {
-        // Reading the row says what is wrong with it.
+        // A row with NaN or half a surrogate pair counts here; reading it gives the error.
         json_fault::replace_non_numbers(&mut text);
         json_fault::replace_surrogates(&mut text);
         let row: Option<Map<String, Value>> = serde_json::from_slice(&text).ok();

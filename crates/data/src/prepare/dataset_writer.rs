@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rayon::prelude::*;
-use xtrain_chat::ChatError;
 
 use super::file_names::{LEARNED_FILE, shard_name};
 use super::progress::{Progress, ProgressTimer};
@@ -13,7 +12,7 @@ use super::read_ahead::PieceBatch;
 use super::separator::UnusedSeparator;
 use super::unfinished::{InputPosition, Unfinished};
 use super::{PrepareOptions, discard_unfinished, no_text};
-use crate::chat::{ChatEncoder, ChatRecord, EncodedRow, RowError, UNREADABLE};
+use crate::chat::{ChatEncoder, ChatRecord, EncodedRow, RowError};
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::input::{BadRows, InputFile, Piece};
@@ -126,23 +125,21 @@ impl<'r> DatasetWriter<'r> {
             let Some(row) = row else { continue };
             let input = &self.inputs[position.file];
             let location = input.location_of_row(piece.row);
-            let refused =
-                |error: ChatError| DataError::input(&input.path, &location, error.problem, error.advice);
             let Some((encoder, record)) = &mut self.chat else { break };
             match row {
                 Ok(row) => {
                     record.add(&row.counts);
                     self.write_row(&row)?;
                 }
-                Err(RowError::Dropped(reason, what)) => {
+                Err(error) => {
+                    // Few that cannot be read are skipped, as bad rows of text are.
+                    let may_skip = record.unreadable_rows() < self.options.input.skip_bad_rows;
+                    let (reason, what) = error.dropped(may_skip).map_err(|error| {
+                        DataError::input(&input.path, &location, error.problem, error.advice)
+                    })?;
                     record.drop(reason, &format!("{}, {location}", input.path.display()), &what);
                     record.check_early(encoder.options().bad_rows, &mut self.warned_of_rows)?;
                 }
-                // Few of them are skipped, as bad rows of text are.
-                Err(RowError::Row(error)) if record.unreadable_rows() < self.options.input.skip_bad_rows => {
-                    record.drop(UNREADABLE, &format!("{}, {location}", input.path.display()), &error.problem);
-                }
-                Err(RowError::Row(error) | RowError::Template(error)) => return Err(refused(error)),
             }
             self.close_full_shard(*position)?;
         }

@@ -43,8 +43,8 @@ pub struct Task {
 }
 
 impl Task {
-    /// Opens a task: a `.toml` file, or a file of rows. Reads the examples and the first row, of lm-eval's
-    /// samples all rows.
+    /// Opens a task: a `.toml` file, or a file of rows. Reads the examples and the first row; of lm-eval's
+    /// choices all rows are read, of other samples only the first.
     ///
     /// # Errors
     /// A file that cannot be read, is empty or has no known keys; a bad first row or example; samples that

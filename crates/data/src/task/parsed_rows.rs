@@ -121,7 +121,8 @@ impl TaskData {
     }
 }
 
-/// The format of a file of lines, by its first one, and of samples by all.
+/// The format of a file of lines. Of lm-eval's choices all rows are read, of other samples and other lines
+/// only the first.
 fn lines_format(file: &InputFile, delimiter: Option<&str>) -> Result<RowFormat> {
     let mut reader = RowReader::of_lines(file)?;
     match reader.next_row()? {

@@ -3,8 +3,8 @@
 //!
 //! Each row also has lm-eval's scores and the `acc`, `acc_norm` and `acc_bytes` that it made of them. A
 //! reading is a delimiter and a type; it must give those values in all rows. Of several delimiters the
-//! likelier is taken: one whose choices are a list in `doc`, then a space, lm-eval's default. Two readings of
-//! equal rank, or none, are an error.
+//! likeliest is taken: white space before choices that are a list in `doc`; then a space, lm-eval's default;
+//! then other white space, or text before such a list. Two readings of equal rank, or none, are an error.
 
 use serde_json::{Map, Value};
 
@@ -126,10 +126,8 @@ impl Readings {
                 row.get("doc").inspect(|doc| before_lists(doc, continuations, &mut in_doc));
                 let common = common_start(continuations);
                 let ends = common.char_indices().map(|(at, _)| at).chain([common.len()]);
-                let mut found: Vec<String> =
-                    ends.take(MAX_DELIMITER).map(|end| common[..end].to_owned()).collect();
-                found.dedup();
-                found
+                // The first end is that of an empty delimiter.
+                ends.take(MAX_DELIMITER + 1).map(|end| common[..end].to_owned()).collect()
             }
         };
         let of_delimiter = |delimiter| Reading { delimiter, contradictions: [None, None], differ: None };
@@ -207,20 +205,23 @@ impl Readings {
         }
     }
 
+    /// The rank of a delimiter: 0 is the likeliest.
+    fn rank(&self, delimiter: &str) -> u8 {
+        let is_space = strip(delimiter).is_empty();
+        let is_listed = self.in_doc.iter().any(|listed| listed == delimiter);
+        match (is_space, is_listed) {
+            (true, true) => 0,
+            _ if delimiter == DELIMITER => 1,
+            (true, false) | (false, true) => 2,
+            (false, false) => 3,
+        }
+    }
+
     /// The one of these readings that has the likeliest delimiter.
     fn likeliest<'r>(&self, left: &[&'r Reading]) -> Result<&'r Reading, (u64, RowFault)> {
-        let is_space = |reading: &&&Reading| strip(&reading.delimiter).is_empty();
-        let in_doc = |reading: &&&Reading| self.in_doc.contains(&reading.delimiter);
-        let listed = || left.iter().filter(in_doc);
-        let default = || left.iter().find(|reading| reading.delimiter == DELIMITER);
-        let likely: Vec<&&Reading> = match listed().find(is_space).or_else(default) {
-            Some(one) => vec![one],
-            None if left.iter().any(|reading| is_space(&reading)) => {
-                left.iter().filter(|reading| is_space(reading) || in_doc(reading)).collect()
-            }
-            None if listed().next().is_some() => listed().collect(),
-            None => left.iter().collect(),
-        };
+        let best = left.iter().map(|reading| self.rank(&reading.delimiter)).min();
+        let is_likely = |reading: &&&Reading| Some(self.rank(&reading.delimiter)) == best;
+        let likely: Vec<&&Reading> = left.iter().filter(is_likely).collect();
         match likely.as_slice() {
             [] => Err(self.none()),
             [one] => Ok(one),

@@ -1,9 +1,9 @@
 //! Answers of a model to the conversations of a file, to the questions of a run and in a chat; and a run file
 //! for conversations.
 
-use crate::chat_keys::OnTerminal;
 use crate::chats::tokenizer;
 use crate::place::{Place, Ran, finish, signal, wait_until};
+use crate::terminals::OnTerminal;
 use serde_json::{Value, json};
 
 /// The model learns to answer so.
@@ -293,7 +293,7 @@ fn ctrl_c_stops_an_answer_and_then_the_chat() {
     );
     let mut chat = OnTerminal::new(&place, "chat out --temperature 0 --context 20000 --max-tokens 19000");
     chat.wait_for_prompt(0);
-    // The line is shown again for some of its characters.
+    // rustyline prints the line again after some keys, in less than 1000 bytes.
     let answer = chat.printed() + 1000;
     chat.types("is it 3?\r");
     wait_until("an answer", || chat.printed() > answer);

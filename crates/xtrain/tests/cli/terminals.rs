@@ -1,15 +1,21 @@
 //! Terminals: control characters of names, and of generated text on a terminal, are shown and never obeyed.
+//! Also a command on a terminal, for the tests of chats.
 
-use crate::place::{Place, Ran, finish, wait};
+use crate::place::{Place, Ran, finish, wait, wait_until};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use std::fs::File;
-use std::io::Read;
-use std::process::{Command, Stdio};
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use xtrain_report::metrics::printable;
 
 /// A folder's name that sets a terminal's title and colour, breaks a line and turns text around.
 const NAME: &str = "n\u{1b}]0;pwn\u{7}\u{1b}[31m\n\r\u{9b}1A\u{202e}\u{200b}x";
+
+/// A prompt on a line that is cleared.
+const PROMPT: &str = "\u{1b}[K> ";
 
 /// Characters that no output may hold, but for those in `allowed`.
 fn controls<'a>(text: &'a str, allowed: &str) -> Vec<&'a str> {
@@ -20,12 +26,78 @@ fn controls<'a>(text: &'a str, allowed: &str) -> Vec<&'a str> {
 }
 
 /// A terminal of its own: our end, and that of a command.
-pub(crate) fn terminal() -> (File, File) {
+fn terminal() -> (File, File) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
     grantpt(&ours).and_then(|()| unlockpt(&ours)).expect("its other end");
     let name = ptsname(&ours, Vec::new()).expect("its name");
     let theirs = open(name.as_c_str(), OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).expect("opens");
     (File::from(ours), File::from(theirs))
+}
+
+/// `xtrain` on a terminal of its own, on which a test types.
+pub(crate) struct OnTerminal {
+    pub(crate) child: Child,
+    ours: File,
+    said: Arc<Mutex<Vec<u8>>>,
+    listener: JoinHandle<()>,
+}
+
+impl OnTerminal {
+    /// Starts `xtrain` with these arguments.
+    pub(crate) fn new(place: &Place, arguments: &str) -> OnTerminal {
+        let (ours, theirs) = terminal();
+        let mut command = place.command(arguments);
+        command.env("TERM", "xterm");
+        let other = |file: &File| Stdio::from(file.try_clone().expect("a copy"));
+        command.stdin(other(&theirs)).stdout(other(&theirs)).stderr(Stdio::from(theirs));
+        let child = command.spawn().expect("starts");
+        drop(command);
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let (heard, mut from) = (said.clone(), ours.try_clone().expect("a copy"));
+        let listener = std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = from.read(&mut bytes) {
+                heard.lock().expect("a lock").extend(&bytes[..count]);
+            }
+        });
+        OnTerminal { child, ours, said, listener }
+    }
+
+    /// Number of bytes that it has printed.
+    pub(crate) fn printed(&self) -> usize {
+        self.said.lock().expect("a lock").len()
+    }
+
+    /// The text that it has printed after so many bytes.
+    pub(crate) fn after(&self, bytes: usize) -> String {
+        String::from_utf8_lossy(&self.said.lock().expect("a lock")[bytes..]).into_owned()
+    }
+
+    /// Waits for a prompt after so many bytes.
+    pub(crate) fn wait_for_prompt(&self, after: usize) {
+        wait_until("a prompt", || self.after(after).contains(PROMPT));
+    }
+
+    /// Waits for this answer after so many bytes, and for the prompt that follows it.
+    pub(crate) fn wait_for_answer(&self, answer: &str, after: usize) {
+        let answer = format!("\n{answer}\r\n");
+        wait_until("an answer and a prompt", || {
+            self.after(after).split_once(&answer).is_some_and(|(_, then)| then.contains(PROMPT))
+        });
+    }
+
+    /// Types keys.
+    pub(crate) fn types(&mut self, keys: &str) {
+        self.ours.write_all(keys.as_bytes()).expect("typed");
+    }
+
+    /// Waits for its end. Returns the exit code.
+    pub(crate) fn ends(mut self) -> Option<i32> {
+        let code = wait(&mut self.child, "chat").code();
+        drop(self.ours);
+        self.listener.join().expect("ended");
+        code
+    }
 }
 
 /// Standard output of a command on a terminal of its own; standard error goes nowhere.

@@ -157,8 +157,9 @@ pub(super) fn check_tail(tags: &[Tag], main: &TopLoop) -> Option<()> {
             if tag.is_variable(at) && (name == "loop" || targets.contains(&name)) {
                 return None;
             }
-            let is_filter = at > 0 && ["|", "is", "not"].iter().any(|before| tag.is(at - 1, before));
-            let is_call = tag.is(at + 1, "(") && !is_filter && is_called(&tag.tokens[at].0);
+            let before = |back: usize, text: &str| at >= back && tag.is(at - back, text);
+            let is_filter_or_test = before(1, "|") || before(1, "is") || before(1, "not") && before(2, "is");
+            let is_call = tag.is(at + 1, "(") && !is_filter_or_test && is_called(&tag.tokens[at].0);
             if allowed == Calls::None && is_call {
                 return None;
             }

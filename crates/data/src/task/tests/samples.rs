@@ -52,6 +52,13 @@ fn the_delimiter_is_found_in_the_document_or_else_is_a_space() {
         let found = delimiter_and_sizes(sample(&requests, "0", doc));
         assert_eq!(found, (delimiter.to_owned(), sizes.to_vec()));
     }
+    // Both are in the document.
+    let doc = json!({"text": ["a", "bc"], "spaced": [" a", " bc"]});
+    let message = error_of("s.jsonl", lines(&[sample(&requests, "0", doc.clone())]));
+    assert!(message.contains("before choices may be \"\" or \" \""), "{message}");
+    let mut row = valued(&requests, "0", &[-1.0, -1.6], &[("acc_norm", 0.0)]);
+    row["doc"] = doc;
+    assert_eq!(delimiter_and_sizes(row), ("\" \"".to_owned(), vec![1, 2]));
     let found = delimiter_and_sizes(sample(&[("Q:", "a"), ("Q:", " bc")], "0", json!({})));
     assert_eq!(found, ("\"\"".to_owned(), vec![1, 3]));
     let row = sample(&[("Q:", "\na"), ("Q:", "\nbc")], "0", json!({"options": ["a", "bc"]}));
@@ -148,6 +155,8 @@ fn a_delimiter_that_is_not_in_the_document_is_the_one_that_the_values_give() {
     assert_eq!(characters(&[with(" ", "1", 0.0)]), Ok(vec![2, 6]));
     // A text names its choice.
     assert_eq!(characters(&[with(": ", "bcdef", 1.0)]), Ok(vec![1, 5]));
+    assert_eq!(characters(&[with(&":".repeat(32), "bcdef", 1.0)]), Ok(vec![1, 5]));
+    assert!(characters(&[with(&":".repeat(33), "bcdef", 1.0)]).is_err());
     let mut unknown = with("\n", "1", 1.0);
     unknown.as_object_mut().expect("a row").remove("acc_norm");
     let message = characters(&[unknown.clone()]).expect_err("two readings");

@@ -56,6 +56,21 @@ pub(crate) fn plane(grid: [usize; 2], block: [u32; 2]) -> Launch {
     Launch { grid: [x, y, 1], block: [block[0], block[1], 1], ..Launch::row(1, 1) }
 }
 
+/// Path and launch of a kernel for `rows` rows as wide as those of `ty`. A thread has as many columns as 16
+/// bytes hold on the path "vector", and one on the path "any".
+pub(crate) fn row_launch(ty: TensorType, rows: usize) -> (&'static str, Launch) {
+    let width = ty.shape.rows_cols().1;
+    let (path, n) = if width.is_multiple_of(lanes(ty)) { ("vector", lanes(ty)) } else { ("any", 1) };
+    let threads = warps_of(width.div_ceil(n), ELEMENTWISE_THREADS as usize);
+    (path, plane([rows, width.div_ceil(n * threads as usize)], [threads, 1]))
+}
+
+/// A launch with a thread for each element, and at least one block.
+pub(crate) fn elementwise_launch(elements: usize) -> Launch {
+    let blocks = elements.div_ceil(ELEMENTWISE_THREADS as usize).max(1);
+    Launch::row(blocks as u32, ELEMENTWISE_THREADS)
+}
+
 /// A table in GPU memory, such as the pointers that a kernel over many tensors reads.
 pub(crate) fn table<T: KernelValue>(gpu: &Gpu, values: &[T]) -> Result<DeviceMemory, CudaError> {
     let memory = DeviceMemory::new(gpu.context(), size_of_val(values))?;

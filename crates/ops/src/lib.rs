@@ -58,6 +58,7 @@ mod run_op;
 #[cfg(any(test, feature = "samples"))]
 pub mod samples;
 pub mod scaled_matmul;
+mod sparse_tree;
 pub mod step_losses;
 pub mod step_totals;
 pub mod sum_ranks;

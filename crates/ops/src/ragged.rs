@@ -18,7 +18,7 @@ const THREADS: u32 = 384;
 /// Most experts: shared memory has room for so many starts.
 const MAX_EXPERTS: usize = 1024;
 /// Most rows: starts are 16-bit numbers of tiles in shared memory.
-const MAX_ROWS: usize = u16::MAX as usize * TILE_M;
+pub(crate) const MAX_ROWS: usize = u16::MAX as usize * TILE_M;
 /// Most stages of a kernel.
 const MAX_STAGES: usize = 5;
 

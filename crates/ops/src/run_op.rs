@@ -3,6 +3,11 @@
 use xtrain_program::Op;
 use xtrain_tensor::{CpuKernel, DType, HostTensor, Philox, Shape, TensorType, View, ViewMut};
 
+/// A tensor of these values, in row-major order.
+pub(crate) fn tensor(dtype: DType, shape: &[usize], values: &[f64]) -> HostTensor {
+    HostTensor::from_f64(TensorType { dtype, shape: Shape::new(shape) }, values)
+}
+
 /// A tensor of normal numbers with mean 0.
 pub(crate) fn normal(dtype: DType, shape: impl Into<Shape>, std: f32, seed: u64) -> HostTensor {
     let ty = TensorType::new(dtype, shape);

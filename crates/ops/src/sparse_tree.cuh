@@ -1,10 +1,10 @@
 // Sums as a binary tree in which leaves may be absent: the left half of a tree is the largest power of two of
 // leaves before the last. An absent leaf is left out, and not added as 0, which would turn -0 into 0.
 //
-// `leaf(n, values)` loads the N values of leaf n; false, if it is absent. What is returned is false if all
-// are absent, and then `total` is as it was.
+// `leaf(n, values)` loads the N values of leaf n; false, if it is absent. Returns false if all leaves are
+// absent, and then `total` is as it was.
 
-// Adds what is there to what is there.
+// Adds `values` to `total`, if both are present; a single one is kept.
 template <int N> __device__ __forceinline__ void add_present(bool& has_total, float* total, bool has_values, const float* values) {
     if (!has_values) return;
     if (has_total) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ bool sparse_tree(const Leaf& leaf, u32 first, u32 cou
     }
 }
 
-// The same for many leaves, at most 2^LEVELS, by a binary counter: its level l holds the sum of 2^l leaves.
+// A tree over many leaves, at most 2^LEVELS, by a binary counter: its level l holds the sum of 2^l leaves.
 template <int LEVELS, int N, class Leaf> __device__ __forceinline__ bool sparse_counter(const Leaf& leaf, u32 count, float* total) {
     float counter[LEVELS][N];
     u32 held = 0;

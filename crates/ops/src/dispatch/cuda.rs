@@ -42,7 +42,7 @@ kernel_struct! {
 }
 
 impl Arguments {
-    /// Copies that are counted by `groups` groups. Null pointers are of what there is not.
+    /// Copies that are counted by `groups` groups. Pointers of absent operands are null.
     fn new(operands: &Operands<'_>, groups: usize) -> Arguments {
         let (ids, none) = (operands.inputs[0], DevicePtr(0));
         Arguments {
@@ -64,6 +64,20 @@ impl Arguments {
             experts: groups as u32,
             splits: 1,
             of_rank: 0,
+        }
+    }
+
+    /// Also gives copies rows that begin at multiples of `align`, in the first four outputs.
+    fn with_rows(operands: &Operands<'_>, groups: usize, align: usize) -> Arguments {
+        let [starts, counts, rows, sources] = [0, 1, 2, 3].map(|n| operands.outputs[n].place);
+        Arguments {
+            starts,
+            counts,
+            rows,
+            sources,
+            align: align as u32,
+            capacity: operands.outputs[3].ty.numel() as u32,
+            ..Arguments::new(operands, groups)
         }
     }
 
@@ -98,17 +112,7 @@ impl CudaKernel for Dispatch {
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let [starts, counts, rows, sources] = [0, 1, 2, 3].map(|n| operands.outputs[n].place);
-        let arguments = Arguments {
-            starts,
-            counts,
-            rows,
-            sources,
-            align: self.align as u32,
-            capacity: operands.outputs[3].ty.numel() as u32,
-            ..Arguments::new(operands, self.experts)
-        };
-        arguments.work(gpu, 4)
+        Arguments::with_rows(operands, self.experts, self.align).work(gpu, 4)
     }
 }
 
@@ -120,26 +124,19 @@ impl CudaKernel for DispatchOwn {
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let [starts, counts, rows, sources, needed] = [0, 1, 2, 3, 4].map(|n| operands.outputs[n].place);
         let whole = Arguments {
             place: operands.inputs[1].place,
-            starts,
-            counts,
-            rows,
-            sources,
-            needed,
-            align: self.align as u32,
-            capacity: operands.outputs[3].ty.numel() as u32,
+            needed: operands.outputs[4].place,
             experts: self.experts as u32,
-            ..Arguments::new(operands, self.groups())
+            ..Arguments::with_rows(operands, self.groups(), self.align)
         };
         let arguments = match operands.outputs.get(5) {
             None => whole,
             Some(source_starts) => Arguments {
                 starts: source_starts.place,
                 counts: operands.workspace[1].place,
-                expert_starts: starts,
-                expert_counts: counts,
+                expert_starts: whole.starts,
+                expert_counts: whole.counts,
                 splits: self.ranks as u32,
                 of_rank: whole.copies / self.ranks as u32,
                 ..whole

@@ -1,10 +1,10 @@
 // A stable counting sort of copies of tokens by group: by expert, or by expert and rank of the token. A warp
 // has COPIES successive copies; `before` holds a row of counters by group for each warp: first its copies,
-// then those of the warps before it. Rows from `capacity` on are given to nobody.
+// then those of the warps before it. Copies whose row would be `capacity` or later get none.
 
 struct Arguments {
     const int* ids;
-    // The rank's place, whose experts are the groups. Null if all experts are.
+    // The rank's place. Null if the rank has all experts.
     const u32* place;
     u32* before;
     // Of groups.

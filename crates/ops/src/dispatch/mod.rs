@@ -54,15 +54,17 @@ impl Op for Dispatch {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("dispatch", inputs, 1)?;
-        ids_of(inputs[0])?;
+        let (tokens, top_k) = ids_of(inputs[0])?;
         OpError::ensure(self.experts > 0 && self.align > 0, || {
             format!("{} experts, aligned to {}: both must be at least 1", self.experts, self.align)
         })?;
+        let capacity = self.capacity(inputs[0].numel());
+        ensure_counted("dispatch", [tokens, top_k], capacity)?;
         Ok(vec![
             TensorType::new(DType::I32, [self.experts + 1]),
             TensorType::new(DType::F32, [self.experts]),
             inputs[0],
-            TensorType::new(DType::I32, [self.capacity(inputs[0].numel())]),
+            TensorType::new(DType::I32, [capacity]),
         ])
     }
 
@@ -82,8 +84,7 @@ impl Differentiable for Dispatch {
     }
 }
 
-/// `ids_tk i32 -> counts f32[e]`: tokens of each of e experts, whole numbers up to 2^24. A negative id counts
-/// for none.
+/// `ids_tk i32 -> counts f32[e]`: tokens of each of e experts. A negative id counts for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountExperts {
     /// e: the number of experts, more than any id.
@@ -97,7 +98,8 @@ impl Op for CountExperts {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("count_experts", inputs, 1)?;
-        ids_of(inputs[0])?;
+        let (tokens, top_k) = ids_of(inputs[0])?;
+        ensure_counted("count_experts", [tokens, top_k], 0)?;
         OpError::ensure(self.experts > 0, || "count_experts counts at least 1 expert, not 0".into())?;
         Ok(vec![TensorType::new(DType::F32, [self.experts])])
     }
@@ -120,10 +122,10 @@ impl Differentiable for CountExperts {
 }
 
 /// `(ids_gk i32, place u32[1]) -> (starts i32[n+1], counts f32[n], rows_gk i32, sources_c i32, needed i32[1]
-/// [, source_starts i32[n*p+1]])`: [`Dispatch`] on a rank that has n of the p * n experts, those from
-/// `place * n` on. `ids` are those of the tokens of all ranks, in order of ranks, equally many of each.
-/// Copies of tokens for experts of other ranks have no row: their entry in `rows` is -1. Rows of an expert
-/// are in order of ranks, then of tokens.
+/// [, source_starts i32[n*p+1]])`: [`Dispatch`] in expert parallelism, on a rank that has n of the p * n
+/// experts, those from `place * n` on: its local experts. `ids` are those of the tokens of all ranks, in
+/// order of ranks, equally many of each. Copies of tokens for experts of other ranks have no row: their entry
+/// in `rows` is -1. Rows of an expert are in order of ranks, then of tokens.
 ///
 /// * `counts` are the tokens of own experts, of all ranks.
 /// * `needed` is the number of rows that all copies would take. If it is more than C, rows after C are left
@@ -159,7 +161,7 @@ impl DispatchOwn {
     }
 
     /// C: the rows of the ragged tensors, the smaller of [`DispatchOwn::capacity`] and `room`.
-    pub fn rows(&self, tokens: usize, top_k: usize) -> usize {
+    pub fn ragged_rows(&self, tokens: usize, top_k: usize) -> usize {
         let capacity = self.capacity(tokens, top_k);
         self.room.map_or(capacity, |room| room.min(capacity))
     }
@@ -196,12 +198,8 @@ impl Op for DispatchOwn {
         OpError::ensure(room.is_none_or(|room| room > 0 && room.is_multiple_of(align)), || {
             format!("the room of {} rows must be a multiple of {align}, and not 0", room.unwrap_or(0))
         })?;
-        let (rows, most) = (self.rows(tokens, top_k), i32::MAX as usize);
-        OpError::ensure(self.capacity(tokens, top_k).max(inputs[0].numel()) <= most, || {
-            format!(
-                "{tokens} tokens of {top_k} experts are too many: rows and copies are numbers up to {most}"
-            )
-        })?;
+        ensure_counted("dispatch_own", [tokens, top_k], self.capacity(tokens, top_k))?;
+        let rows = self.ragged_rows(tokens, top_k);
         let ints = |len| TensorType::new(DType::I32, [len]);
         let counts = TensorType::new(DType::F32, [experts]);
         let mut outputs = vec![ints(experts + 1), counts, inputs[0], ints(rows), ints(1)];
@@ -225,11 +223,33 @@ impl Differentiable for DispatchOwn {
     }
 }
 
-/// Tokens and experts of a token.
-fn ids_of(ids: TensorType) -> Result<(usize, usize), OpError> {
+/// Tokens and experts of a token, from the type of `ids`.
+pub(crate) fn ids_of(ids: TensorType) -> Result<(usize, usize), OpError> {
     let shape = matrix("ids", ids)?;
     OpError::ensure(ids.dtype == DType::I32, || format!("ids must be i32, not {ids}"))?;
     Ok(shape)
+}
+
+/// The most tokens, those of all ranks together: the tokens of an expert are counted in f32, which has all
+/// whole numbers up to 2^24. GPU kernels compute rows from these counts.
+const MAX_TOKENS: usize = 1 << f32::MANTISSA_DIGITS;
+
+/// Checks that `op` can count the tokens of each expert, and that copies and rows up to `capacity` are I32
+/// numbers.
+///
+/// # Errors
+/// If there are more tokens, copies or rows.
+fn ensure_counted(op: &str, [tokens, top_k]: [usize; 2], capacity: usize) -> Result<(), OpError> {
+    let (most, advice) = (i32::MAX as usize, "use smaller micro-batches or fewer ranks");
+    OpError::ensure(tokens <= MAX_TOKENS, || {
+        format!("{op} counts up to {MAX_TOKENS} tokens of all ranks, and {tokens} are too many: {advice}")
+    })?;
+    OpError::ensure(capacity.max(tokens.saturating_mul(top_k)) <= most, || {
+        format!(
+            "{op} numbers rows and copies up to {most}, and {tokens} tokens of {top_k} experts, with up to \
+             {capacity} rows, are too many: {advice}"
+        )
+    })
 }
 
 impl OnGpu for CountExperts {

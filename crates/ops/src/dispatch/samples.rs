@@ -93,7 +93,7 @@ impl Routing {
 }
 
 /// Distinct experts of each token, from `seed`; skewed to the first ones.
-fn ids(tokens: usize, top_k: usize, experts: usize, seed: u64) -> SampleInput {
+pub(crate) fn distinct_experts(tokens: usize, top_k: usize, experts: usize, seed: u64) -> Vec<usize> {
     let rng = Philox::new(seed, 0, 0);
     let of_token = |token: usize| {
         let draw = |n: usize| rng.word((token * top_k + n) as u64) as usize;
@@ -108,7 +108,13 @@ fn ids(tokens: usize, top_k: usize, experts: usize, seed: u64) -> SampleInput {
         }
         drawn
     };
-    SampleInput::integers([tokens, top_k], (0..tokens).flat_map(of_token).map(|id| id as i32))
+    (0..tokens).flat_map(of_token).collect()
+}
+
+/// The input `ids` with [`distinct_experts`].
+fn ids(tokens: usize, top_k: usize, experts: usize, seed: u64) -> SampleInput {
+    let ids = distinct_experts(tokens, top_k, experts, seed);
+    SampleInput::integers([tokens, top_k], ids.into_iter().map(|id| id as i32))
 }
 
 impl Sampled for Dispatch {

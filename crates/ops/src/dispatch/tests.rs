@@ -149,9 +149,39 @@ fn operands_that_do_not_fit_are_refused() {
         ),
         (of(DispatchOwn { room: Some(6), ..OWN }, [ids, place]), "room of 6 rows must be a multiple of 4"),
         (of(DispatchOwn { experts: 0, ..OWN }, [ids, place]), "0 experts of 2 ranks"),
-        (of(DispatchOwn { align: 1 << 30, ..OWN }, [ids, place]), "too many"),
     ] {
         assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn more_tokens_than_are_counted_exactly_are_refused() {
+    let place = TensorType::new(DType::U32, [1]);
+    let ids = |tokens, top_k| TensorType::new(DType::I32, [tokens, top_k]);
+    let ops: [(&dyn Op, &[TensorType]); 3] =
+        [(&op(4, 1), &[]), (&DispatchOwn { align: 1, ..OWN }, &[place]), (&CountExperts { experts: 4 }, &[])];
+    for (op, others) in ops {
+        let infer = |ids| op.infer(&[&[ids], others].concat()).map_err(|error| error.to_string());
+        let refused = |ids, parts: [&str; 3]| {
+            let error = infer(ids).expect_err("too many");
+            assert!(parts.iter().all(|part| error.contains(part)) && error.contains(op.name()), "{error}");
+        };
+        // f32 has 2^24, and not the next whole number.
+        assert!(infer(ids(1 << 24, 2)).is_ok(), "{op:?}");
+        let advice = "smaller micro-batches or fewer ranks";
+        refused(ids((1 << 24) + 2, 1), ["up to 16777216 tokens of all ranks", "16777218", advice]);
+        refused(ids(1 << 24, 128), ["up to 2147483647", "16777216 tokens of 128 experts", advice]);
+    }
+}
+
+#[test]
+fn more_rows_than_are_numbered_are_refused() {
+    let (ids, place) = (TensorType::new(DType::I32, [6, 2]), TensorType::new(DType::U32, [1]));
+    let all = op(2, 1 << 30).infer(&[ids]);
+    let own = DispatchOwn { align: 1 << 30, ..OWN }.infer(&[ids, place]);
+    for found in [all, own] {
+        let error = found.expect_err("too many").to_string();
+        assert!(error.contains("up to 2147483648 rows"), "{error}");
     }
 }
 
@@ -183,7 +213,7 @@ proptest! {
             let counted = run(&CountExperts { experts }, &[&tensor(top_k, &local)]);
             let whole = of_own(all, place, top_k, &ids);
             let found = of_own(op, place, top_k, &ids);
-            let within = op.rows(tokens, top_k);
+            let within = op.ragged_rows(tokens, top_k);
             prop_assert_eq!(found[3].len(), within);
             prop_assert_eq!(&found[1], &whole_numbers(&counted[0]));
             prop_assert!(whole[4][0] as usize <= all.capacity(tokens, top_k));

@@ -3,7 +3,7 @@
 use super::{SelectOwner, SumOwners};
 use crate::host::rows::for_row_blocks;
 use crate::host::tree;
-use xtrain_tensor::{CpuKernel, Pooled, View, ViewMut, with_real};
+use xtrain_tensor::{CpuKernel, View, ViewMut, with_real};
 
 impl CpuKernel for SumOwners {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
@@ -12,23 +12,14 @@ impl CpuKernel for SumOwners {
         let (ranks, width) = (x.ty.shape[0], x.ty.shape[2]);
         let [sum] = outputs else { unreachable!("one output") };
         with_real!(x.ty.dtype, T => {
-            let row = |x: View<'_>, row: usize| {
-                let mut values = Pooled::<T>::take(width);
-                x.rows(row..row + 1).widen_into(&mut values);
-                values
-            };
             for_row_blocks(tokens, [sum], |block, [mut sum]| {
                 let mut sum = sum.fresh::<T>();
                 for (token, sum) in block.zip(sum.chunks_exact_mut(width.max(1))) {
                     let ids = &inputs[1].ints()[token * top_k..][..top_k];
                     let owns = |rank| ids.iter().any(|&id| owner(id, self.experts) == Some(rank));
-                    let of_rank = |rank| owns(rank).then(|| row(x, rank * tokens + token));
+                    let of_rank = |rank| owns(rank).then(|| tree::row(x, rank * tokens + token));
                     let all = tree::sum(&of_rank, 0, ranks);
-                    let all = tree::plus(all, shared.map(|shared| row(*shared, token)));
-                    match all {
-                        Some(all) => sum.copy_from_slice(&all),
-                        None => sum.fill(0.0),
-                    }
+                    tree::write_sum(sum, all, shared.map(|shared| tree::row(*shared, token)));
                 }
             });
         });

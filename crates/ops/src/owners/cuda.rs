@@ -2,13 +2,9 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{MAX_RANKS, SelectOwner, SumOwners};
-use crate::device::{ELEMENTWISE_THREADS, Floats, lanes, plane, suffix, warps_of};
-use xtrain_cuda::{
-    CudaError, CudaKernel, DevicePtr, Gpu, Header, KernelSource, Launch, Operands, Work, kernel_struct,
-};
-
-/// Device code of sums as a tree in which leaves may be absent.
-pub(crate) const SPARSE_TREE: Header = Header::new("sparse_tree.cuh", include_str!("../sparse_tree.cuh"));
+use crate::device::{Floats, elementwise_launch, row_launch, suffix};
+use crate::sparse_tree::SPARSE_TREE;
+use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Operands, Work, kernel_struct};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
     constants: &[&[("RANK_LEVELS", MAX_RANKS.ilog2() as i64)]],
@@ -17,8 +13,9 @@ pub(super) const SOURCE: KernelSource = KernelSource {
     ..KernelSource::new("owners/kernel.cu", include_str!("kernel.cu"))
 };
 
-/// Ranks whose sum is one tree in registers.
+/// Ranks whose sum is one tree in registers: the leaves of `sparse_tree<3, N>` in the kernel.
 const TREE: usize = 8;
+const _: () = assert!(TREE == 1 << 3, "TREE must be the leaves of `sparse_tree<3, N>` in owners/kernel.cu");
 
 kernel_struct! {
     struct Arguments {
@@ -56,14 +53,12 @@ impl CudaKernel for SumOwners {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let x = operands.inputs[0].ty;
         let (ranks, tokens, width) = (x.shape[0], x.shape[1], x.shape[2]);
-        let (path, n) = if width.is_multiple_of(lanes(x)) { ("vector", lanes(x)) } else { ("any", 1) };
+        let (path, launch) = row_launch(x, tokens);
         let name = if ranks > TREE { "sum_many_owners" } else { "sum_owners" };
         let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(x)))?;
         if tokens * width == 0 {
             return Ok(Work::sequence(Vec::new()));
         }
-        let threads = warps_of(width.div_ceil(n), ELEMENTWISE_THREADS as usize);
-        let launch = plane([tokens, width.div_ceil(n * threads as usize)], [threads, 1]);
         // SAFETY: the kernel takes one `Arguments` of tensors with the shapes of `infer`, in rows of whole
         // vectors where the path is that. It reads x of ranks below `ranks`, whatever ids are.
         Ok(unsafe { Work::launch(function, launch, arguments(self.experts, operands)) })
@@ -72,10 +67,8 @@ impl CudaKernel for SumOwners {
 
 impl CudaKernel for SelectOwner {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let copies = operands.outputs[0].ty.numel();
+        let launch = elementwise_launch(operands.outputs[0].ty.numel());
         let function = gpu.function(&SOURCE, &[], "select_owner")?;
-        let blocks = copies.div_ceil(ELEMENTWISE_THREADS as usize).max(1);
-        let launch = Launch::row(blocks as u32, ELEMENTWISE_THREADS);
         // SAFETY: as above; x and y are f32.
         Ok(unsafe { Work::launch(function, launch, arguments(self.experts, operands)) })
     }

@@ -1,5 +1,5 @@
-// What a token's owners have sent: the ranks that have its experts. Bound by memory: of x, only what owners
-// sent is read.
+// Sums what the ranks that own a token's experts sent for it. Bound by memory: of x, only what owners sent
+// is read.
 
 struct Arguments {
     // [ranks, tokens, width].
@@ -30,7 +30,8 @@ __device__ __forceinline__ u32 owners_of(const Arguments& args, const int* ids, 
     return owners;
 }
 
-// A block has a token and a part of its columns, a thread N of them.
+// A block has a token and a part of its columns, a thread N of them. Unless MANY, there are at most 2^3
+// ranks: TREE in cuda.rs.
 template <class T, int N, bool MANY> __device__ __forceinline__ void sum_owners(const Arguments& args) {
     const int* ids = args.ids + (u64)blockIdx.x * args.top_k;
     u32 low = owners_of(args, ids, 0), high = MANY ? owners_of(args, ids, 32) : 0;

@@ -1,5 +1,5 @@
-//! The second half of an exchange among ranks that share experts ([`crate::dispatch::DispatchOwn`]): what a
-//! rank's tokens get back from the ranks that own their experts.
+//! The combine step of expert parallelism, after [`crate::dispatch::DispatchOwn`]: what a rank's tokens get
+//! back from the ranks that own their experts.
 //!
 //! A rank owns n experts, those from `rank * n` on. What a rank sends for a token without an expert there is
 //! never read: it may be anything, even NaN, and need not be sent.
@@ -15,24 +15,26 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use cuda::SPARSE_TREE;
-
-use crate::matrix;
+use crate::dispatch::ids_of;
 use crate::on_gpu::OnGpu;
+use crate::permute::ensure_shared;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Cost, Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
-/// The most ranks: bits of a token's owners in the GPU kernel.
+/// The most ranks whose parts [`SumOwners`] adds: bits of a token's owners in its GPU kernel.
 const MAX_RANKS: usize = 64;
 
 /// `(x_ptd, ids_tk i32[, shared_td]) -> sum_td`: the sum over the ranks that own an expert of the token, then
 /// `shared`, in f32 (f64), rounded once.
 ///
 /// It is a binary tree over the ranks as in [`SumRanks`](crate::sum_ranks::SumRanks), in which a rank without
-/// an expert of the token is left out, and not added as 0. So the sum of the trees of
-/// [`UnpermuteTree`](crate::permute::UnpermuteTree) has equal bits for any number of ranks. A token without
-/// experts, whose ids are negative, has `shared` alone, or zeros.
+/// an expert of the token is left out, and not added as 0. A token without experts, whose ids are negative,
+/// has `shared` alone, or zeros.
+///
+/// It adds the parts of up to 64 ranks. The sum of the trees of
+/// [`UnpermuteTree`](crate::permute::UnpermuteTree) has equal bits for numbers of ranks that divide the
+/// groups of all experts ([`groups_of`](crate::permute::UnpermuteTree::groups_of)), so for at most 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SumOwners {
     /// n: experts of a rank.
@@ -42,7 +44,7 @@ pub struct SumOwners {
 }
 
 /// `(x_ptk, ids_tk i32) -> y_tk`: of each copy of a token, what the rank that owns its expert has sent; 0 for
-/// a negative id. The gradients of gates come home by it: one rank has computed each.
+/// a negative id. It returns gate gradients to the token's rank: one rank has computed each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SelectOwner {
     /// n: experts of a rank.
@@ -52,8 +54,7 @@ pub struct SelectOwner {
 /// Ranks, tokens and columns of x, whose tokens have these ids.
 fn extents(experts: usize, x: TensorType, ids: TensorType) -> Result<[usize; 3], OpError> {
     OpError::ensure(experts > 0, || "a rank must own at least 1 expert, not 0".into())?;
-    let (tokens, _) = matrix("ids", ids)?;
-    OpError::ensure(ids.dtype == DType::I32, || format!("ids must be i32, not {ids}"))?;
+    let (tokens, _) = ids_of(ids)?;
     match *x.shape {
         [ranks, of, width] if of == tokens && (1..=MAX_RANKS).contains(&ranks) => Ok([ranks, tokens, width]),
         _ => Err(OpError(format!(
@@ -70,7 +71,7 @@ impl Op for SumOwners {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::ensure(matches!(inputs.len(), 2 | 3), || {
             let found = inputs.len();
-            format!("sum_owners takes x, ids and, if any, what is added: 2 or 3 inputs, not {found}")
+            format!("sum_owners takes x, ids and, if any, shared: 2 or 3 inputs, not {found}")
         })?;
         let [_, tokens, width] = extents(self.experts, inputs[0], inputs[1])?;
         let dtype = self.out.unwrap_or(inputs.get(2).unwrap_or(&inputs[0]).dtype);
@@ -81,9 +82,7 @@ impl Op for SumOwners {
             format!("x must be f32 or bf16 for a sum in {dtype}, not {}", inputs[0])
         })?;
         let out = TensorType::new(dtype, [tokens, width]);
-        if let Some(&shared) = inputs.get(2) {
-            OpError::ensure(shared == out, || format!("what is added must be {out}, not {shared}"))?;
-        }
+        ensure_shared(inputs.get(2), out)?;
         Ok(vec![out])
     }
 

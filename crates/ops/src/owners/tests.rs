@@ -1,16 +1,13 @@
-//! Tests of [`SumOwners`] and [`SelectOwner`], and of the sum of a token's experts on any number of ranks.
+//! Tests of [`SumOwners`] and [`SelectOwner`], and of the sum of a token's experts on several ranks.
 
 use super::{SelectOwner, SumOwners};
-use crate::dispatch::{Dispatch, DispatchOwn};
-use crate::permute::{Permute, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
-use crate::run_op::run;
+use crate::dispatch::DispatchOwn;
+use crate::dispatch::samples::distinct_experts;
+use crate::permute::{PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
+use crate::run_op::{run, tensor};
 use proptest::prelude::*;
 use xtrain_program::Op;
-use xtrain_tensor::{DType, HostTensor, Philox, Shape, TensorType};
-
-fn tensor(dtype: DType, shape: &[usize], values: &[f64]) -> HostTensor {
-    HostTensor::from_f64(TensorType { dtype, shape: Shape::new(shape) }, values)
-}
+use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
 #[test]
 fn ranks_without_an_expert_of_a_token_are_left_out() {
@@ -61,7 +58,7 @@ fn operands_that_do_not_fit_are_refused() {
         (of(&op, &[TensorType::new(DType::F32, [65, 3, 8]), ids]), "1 to 64 ranks"),
         (of(&op, &[x.with_dtype(DType::E4M3), ids]), "x must be f32 or bf16"),
         (of(&op, &[x.with_dtype(DType::F64), ids, bf16]), "for a sum in bf16"),
-        (of(&SumOwners { out: Some(DType::F32), ..op }, &[x, ids, bf16]), "must be f32[3, 8]"),
+        (of(&SumOwners { out: Some(DType::F32), ..op }, &[x, ids, bf16]), "shared must be f32[3, 8]"),
         (of(&SumOwners { experts: 0, ..op }, &[x, ids]), "at least 1 expert"),
         (of(&SelectOwner { experts: 2 }, &[x, ids]), "the copies in ids"),
     ] {
@@ -70,6 +67,7 @@ fn operands_that_do_not_fit_are_refused() {
 }
 
 /// Tokens of all ranks, and their experts.
+#[derive(Debug)]
 struct Batch {
     tokens: usize,
     experts: usize,
@@ -84,21 +82,10 @@ struct Batch {
 impl Batch {
     /// `ids` of distinct experts; each of some tokens is padding.
     fn new([tokens, experts, top_k, width]: [usize; 4], seed: u64) -> Batch {
-        let rng = Philox::new(seed, 0, 0);
-        let of_token = |token: usize| {
-            let draw = |k: usize| rng.word((token * top_k + k) as u64) as usize;
-            let mut drawn = Vec::new();
-            for k in 0..top_k {
-                let mut id = draw(k) % experts;
-                while drawn.contains(&id) {
-                    id = (id + 1) % experts;
-                }
-                drawn.push(id);
-            }
-            let is_padding = draw(0).is_multiple_of(7);
-            drawn.into_iter().map(move |id| if is_padding { -1.0 } else { id as f64 })
-        };
-        let ids: Vec<f64> = (0..tokens).flat_map(of_token).collect();
+        let rng = Philox::new(seed, 3, 0);
+        let is_padding = |copy: usize| rng.word((copy / top_k) as u64).is_multiple_of(7);
+        let experts_of = distinct_experts(tokens, top_k, experts, seed).into_iter().enumerate();
+        let ids = experts_of.map(|(copy, id)| if is_padding(copy) { -1.0 } else { id as f64 }).collect();
         let mut y = vec![0.0; tokens * top_k * width];
         Philox::new(seed, 1, 0).fill_normal(1.0, &mut y);
         // Some are -0.
@@ -159,6 +146,15 @@ impl Batch {
     }
 }
 
+/// Ranks, experts of a rank, and tokens of all ranks, equally many of each.
+fn batches(width: usize) -> impl Strategy<Value = (usize, usize, Batch)> {
+    let sizes = (1usize..6, 1usize..4, 1usize..7, 1usize..5, any::<u64>());
+    sizes.prop_map(move |(ranks, experts, top_k, own, seed)| {
+        let all = experts * ranks;
+        (ranks, experts, Batch::new([ranks * own, all, top_k.min(all), width], seed))
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -210,22 +206,14 @@ proptest! {
 
     /// With a part that is a plain sum, rounded to the type of rows, as without the promise of equal bits.
     #[test]
-    fn plain_parts_add_up_to_the_sum_of_all_experts(
-        ranks in 1usize..6,
-        experts in 1usize..4,
-        top_k in 1usize..7,
-        own in 1usize..5,
-        seed in any::<u64>(),
-    ) {
-        let experts = experts * ranks;
-        let batch = Batch::new([ranks * own, experts, top_k.min(experts), 3], seed);
+    fn plain_parts_add_up_to_the_sum_of_all_experts((ranks, experts, batch) in batches(3)) {
         let of = |ranks, place| {
             let [y, sources, rows, ids] = batch.of_rank(ranks, place, DType::F64);
             // Rows without a token are not read.
             (run(&Unpermute, &[&y, &sources, &rows]).remove(0), ids, rows)
         };
         let (whole, ..) = of(1, 0);
-        let op = SumOwners { experts: experts / ranks, out: None };
+        let op = SumOwners { experts, out: None };
         let sum = batch.summed(ranks, None, op, |place| {
             let (part, _, rows) = of(ranks, place);
             for (part, rows) in part.to_f64().chunks(3).zip(rows.to_f64().chunks(batch.top_k)) {
@@ -241,19 +229,12 @@ proptest! {
         }
     }
 
-    /// A gate goes to the rank of its expert with its token, and its gradient comes home.
+    /// A gate goes to the rank of its expert with its token, and its gradient returns to the token's rank.
     #[test]
-    fn gradients_of_gates_come_home(
-        ranks in 1usize..6,
-        experts in 1usize..4,
-        top_k in 1usize..7,
-        own in 1usize..5,
-        seed in any::<u64>(),
-    ) {
-        let all = experts * ranks;
-        let batch = Batch::new([ranks * own, all, top_k.min(all), 1], seed);
-        let (copies, shape) = (own * batch.top_k, [ranks * own, batch.top_k]);
-        let gates = tensor(DType::F32, &shape, &batch.y);
+    fn gate_gradients_return_to_the_rank_of_the_token((ranks, experts, batch) in batches(1)) {
+        let own = batch.tokens / ranks;
+        let copies = own * batch.top_k;
+        let gates = tensor(DType::F32, &[batch.tokens, batch.top_k], &batch.y);
         // A gradient of -2 times the gate.
         let of_ranks: Vec<Vec<f64>> = (0..ranks)
             .map(|place| {
@@ -278,18 +259,7 @@ proptest! {
 }
 
 #[test]
-fn groups_do_not_depend_on_the_number_of_ranks() {
+fn groups_are_the_largest_power_of_two_up_to_8_that_divides_the_experts() {
     let groups = [1, 2, 5, 6, 8, 12, 16, 48, 128].map(UnpermuteTree::groups_of);
     assert_eq!(groups, [1, 2, 1, 2, 8, 4, 8, 8, 8]);
-}
-
-#[test]
-fn a_copy_of_one_rank_is_as_it_is_without_ranks() {
-    let batch = Batch::new([6, 4, 2, 3], 5);
-    let ids = tensor(DType::I32, &[6, 2], &batch.ids);
-    let today = run(&Dispatch { experts: 4, align: 4 }, &[&ids]);
-    let [_, sources, rows, _] = batch.of_rank(1, 0, DType::F32);
-    assert_eq!((today[2].bytes(), today[3].bytes()), (rows.bytes(), sources.bytes()));
-    let x = tensor(DType::F32, &[6, 3], &batch.y[..18]);
-    assert!(run(&Permute, &[&x, &sources, &rows]).remove(0).to_f64().iter().all(|x| x.is_finite()));
 }

@@ -1,10 +1,10 @@
-//! CPU kernels of [`Permute`], [`Unpermute`] and those of gates.
+//! CPU kernels of [`Permute`], [`Unpermute`], [`UnpermuteTree`] and the ops of gates.
 
 use super::{Permute, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
 use crate::host::rows::{add_into, for_row_blocks};
 use crate::host::tree;
 use rayon::prelude::*;
-use xtrain_tensor::{CpuKernel, Pooled, View, ViewMut, with_real};
+use xtrain_tensor::{CpuKernel, View, ViewMut, with_real};
 
 impl CpuKernel for Permute {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
@@ -51,11 +51,6 @@ impl CpuKernel for UnpermuteTree {
         let (_, width) = inputs[0].ty.shape.rows_cols();
         let [x] = outputs else { unreachable!("one output") };
         with_real!(inputs[0].ty.dtype, T => {
-            let row = |of: View<'_>, row: usize| {
-                let mut values = Pooled::<T>::take(width);
-                of.rows(row..row + 1).widen_into(&mut values);
-                values
-            };
             for_row_blocks(tokens, [x], |tokens, [mut x]| {
                 let mut x = x.fresh::<T>();
                 for (token, x) in tokens.zip(x.chunks_exact_mut(width.max(1))) {
@@ -63,13 +58,10 @@ impl CpuKernel for UnpermuteTree {
                     let group_of = |id: i32| id as usize % self.experts / self.of_group();
                     let of_group = |group: usize| {
                         let own = rows.iter().zip(ids).filter(|(row, id)| **row >= 0 && group_of(**id) == group);
-                        own.fold(None, |sum, (at, _)| tree::plus(sum, Some(row(inputs[0], *at as usize))))
+                        own.fold(None, |sum, (at, _)| tree::plus(sum, Some(tree::row(inputs[0], *at as usize))))
                     };
                     let all = tree::sum(&of_group, 0, self.groups);
-                    match tree::plus(all, inputs.get(4).map(|shared| row(*shared, token))) {
-                        Some(all) => x.copy_from_slice(&all),
-                        None => x.fill(0.0),
-                    }
+                    tree::write_sum(x, all, inputs.get(4).map(|shared| tree::row(*shared, token)));
                 }
             });
         });

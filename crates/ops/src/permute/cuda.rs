@@ -1,13 +1,10 @@
-//! Launches of the GPU kernels of [`Permute`], [`Unpermute`] and those of gates.
+//! Launches of the GPU kernels of [`Permute`], [`Unpermute`], [`UnpermuteTree`] and the ops of gates.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{Permute, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
-use crate::device::{ELEMENTWISE_THREADS, Floats, lanes, plane, suffix, warps_of};
-use crate::owners::SPARSE_TREE;
-use xtrain_cuda::{
-    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
-};
-use xtrain_tensor::TensorType;
+use crate::device::{Floats, elementwise_launch, row_launch, suffix};
+use crate::sparse_tree::SPARSE_TREE;
+use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Operands, Work, kernel_struct};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
     constants: &[&[("EMPTY", EMPTY as i64)]],
@@ -85,24 +82,12 @@ fn of_rows(gpu: &Gpu, name: &str, operands: &Operands<'_>, blocks: usize) -> Res
     Ok(unsafe { Work::launch(function, launch, arguments(operands)) })
 }
 
-/// The path of a kernel whose threads have as many columns of a row of `ty` as 16 bytes do, or one, and its
-/// launch.
-fn row_launch(ty: TensorType, blocks: usize) -> (&'static str, Launch) {
-    let width = ty.shape.rows_cols().1;
-    let (path, n) = if width.is_multiple_of(lanes(ty)) { ("vector", lanes(ty)) } else { ("any", 1) };
-    let threads = warps_of(width.div_ceil(n), ELEMENTWISE_THREADS as usize);
-    (path, plane([blocks, width.div_ceil(n * threads as usize)], [threads, 1]))
-}
-
 /// A kernel with a thread for each element of the output.
 fn of_elements(gpu: &Gpu, name: &str, operands: &Operands<'_>) -> Result<Work, CudaError> {
-    let elements = operands.outputs[0].ty.numel();
+    let launch = elementwise_launch(operands.outputs[0].ty.numel());
     let function = gpu.function(&SOURCE, &[], name)?;
-    let blocks = elements.div_ceil(ELEMENTWISE_THREADS as usize).max(1);
     // SAFETY: as above; gates are f32.
-    Ok(unsafe {
-        Work::launch(function, Launch::row(blocks as u32, ELEMENTWISE_THREADS), arguments(operands))
-    })
+    Ok(unsafe { Work::launch(function, launch, arguments(operands)) })
 }
 
 impl CudaKernel for Permute {

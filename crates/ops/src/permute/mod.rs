@@ -44,6 +44,17 @@ pub(crate) fn copies(sources: TensorType, rows: TensorType) -> Result<[usize; 2]
     Ok([tokens, top_k])
 }
 
+/// Checks that `shared`, if it is an input, has the type of the sum that it is added to.
+///
+/// # Errors
+/// If it has another type.
+pub(crate) fn ensure_shared(shared: Option<&TensorType>, sum: TensorType) -> Result<(), OpError> {
+    match shared {
+        Some(shared) if *shared != sum => Err(OpError(format!("shared must be {sum}, not {shared}"))),
+        _ => Ok(()),
+    }
+}
+
 impl Op for Permute {
     fn name(&self) -> &'static str {
         "permute"
@@ -83,7 +94,7 @@ impl Op for Unpermute {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::ensure(matches!(inputs.len(), 3 | 4), || {
             format!(
-                "unpermute takes y, sources, rows and, if any, what is added: 3 or 4 inputs, not {}",
+                "unpermute takes y, sources, rows and, if any, shared: 3 or 4 inputs, not {}",
                 inputs.len()
             )
         })?;
@@ -91,9 +102,7 @@ impl Op for Unpermute {
         let (_, width) = matrix("y", inputs[0])?;
         float_shaped("y", inputs[0], &[inputs[1].numel(), width])?;
         let out = TensorType::new(inputs[0].dtype, [tokens, width]);
-        if let Some(&shared) = inputs.get(3) {
-            OpError::ensure(shared == out, || format!("what is added must be {out}, not {shared}"))?;
-        }
+        ensure_shared(inputs.get(3), out)?;
         Ok(vec![out])
     }
 
@@ -184,7 +193,7 @@ pub struct UnpermuteTree {
     /// Groups of the experts of a rank: 1, 2, 4 or 8.
     pub groups: usize,
     /// True if the sum is rounded to the type of y, and `shared` may be added: one rank has all experts.
-    /// Otherwise the sum is f32.
+    /// Otherwise the sum is of the compute type of y: f32, or f64 for f64.
     pub rounded: bool,
 }
 
@@ -215,7 +224,7 @@ impl Op for UnpermuteTree {
         let UnpermuteTree { experts, groups, rounded } = *self;
         let most = if rounded { 5 } else { 4 };
         OpError::ensure((4..=most).contains(&inputs.len()), || {
-            let shared = if rounded { " and, if any, what is added" } else { "" };
+            let shared = if rounded { " and, if any, shared" } else { "" };
             format!(
                 "unpermute_tree takes y, sources, rows, ids{shared}: up to {most} inputs, not {}",
                 inputs.len()
@@ -236,9 +245,7 @@ impl Op for UnpermuteTree {
         })?;
         let dtype = inputs[0].dtype;
         let out = TensorType::new(if rounded { dtype } else { dtype.compute() }, [tokens, width]);
-        if let Some(&shared) = inputs.get(4) {
-            OpError::ensure(shared == out, || format!("what is added must be {out}, not {shared}"))?;
-        }
+        ensure_shared(inputs.get(4), out)?;
         Ok(vec![out])
     }
 

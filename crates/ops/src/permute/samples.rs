@@ -1,4 +1,4 @@
-//! Samples of [`Permute`], [`Unpermute`] and those of gates.
+//! Samples of [`Permute`], [`Unpermute`], [`UnpermuteTree`] and the ops of gates.
 
 use super::{Permute, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
 use crate::dispatch::samples::Routing;

@@ -1,4 +1,5 @@
-//! Tests of [`Permute`] and [`Unpermute`].
+//! Tests of [`Permute`], [`Unpermute`] and the ops of gates. Those of
+//! [`UnpermuteTree`](super::UnpermuteTree) are with [`SumOwners`](crate::owners::SumOwners).
 
 use super::{Permute, PermuteGates, Unpermute, UnpermuteGates};
 use crate::dispatch::Dispatch;

@@ -4,6 +4,7 @@ use super::Retile;
 use crate::dispatch::Dispatch;
 use crate::permute::Permute;
 use crate::quantize::{Dequantize, Layouts, Quantize};
+use crate::ragged::MAX_ROWS;
 use crate::run_op::{normal, run};
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, TILE, TensorType};
@@ -68,12 +69,16 @@ fn operands_that_do_not_fit_are_refused() {
     let of = |dtype, shape: [usize; 2]| TensorType::new(dtype, shape);
     let [q, scales] = [of(DType::E4M3, [6, 200]), of(DType::F32, [2, 6])];
     let [sources, rows] = [TensorType::new(DType::I32, [16]), of(DType::I32, [6, 2])];
+    let many = |rows| TensorType::new(DType::I32, [rows]);
+    assert!(Retile.infer(&[q, scales, many(MAX_ROWS), rows]).is_ok());
     let error = |inputs: [TensorType; 4]| Retile.infer(&inputs).expect_err("a mistake").to_string();
     for (error, says) in [
         (error([q.with_dtype(DType::E5M2), scales, sources, rows]), "q must be e4m3"),
         (error([q, of(DType::F32, [1, 6]), sources, rows]), "must be f32[2, 6], not f32[1, 6]"),
         (error([q, scales, sources, of(DType::I32, [5, 2])]), "6 tokens, not i32[5, 2]"),
         (error([q, scales, rows, rows]), "sources must be an i32 vector"),
+        (error([q, scales, many(0), rows]), "at least 1 row"),
+        (error([q, scales, many(MAX_ROWS + 1), rows]), "up to 8388480 rows by experts, and 8388481 are"),
     ] {
         assert!(error.contains(says), "{error}");
     }

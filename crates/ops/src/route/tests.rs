@@ -1,17 +1,13 @@
 //! Tests of [`Route`].
 
 use super::{Route, RouteGrad, Router, Score};
-use crate::run_op::{normal, run};
+use crate::run_op::{normal, run, tensor};
 use proptest::prelude::*;
 use xtrain_program::Op;
-use xtrain_tensor::{DType, HostTensor, Shape, TensorType};
+use xtrain_tensor::{DType, Shape, TensorType};
 
 const ROUTER: Router = Router::SOFTMAX_TOP2;
 const SIGMOID: Router = Router { score: Score::Sigmoid, ..ROUTER };
-
-fn tensor(dtype: DType, shape: &[usize], values: &[f64]) -> HostTensor {
-    HostTensor::from_f64(TensorType { dtype, shape: Shape::new(shape) }, values)
-}
 
 /// Ids and gates of one token.
 fn routed(router: Router, logits: &[f64], bias: &[f64]) -> (Vec<f64>, Vec<f64>) {

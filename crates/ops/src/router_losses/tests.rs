@@ -2,15 +2,11 @@
 
 use super::{RouterLosses, RouterLossesGrad};
 use crate::route::Score;
-use crate::run_op::{normal, run, run_over};
+use crate::run_op::{normal, run, run_over, tensor};
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, Shape, TensorType};
 
 const LOSSES: RouterLosses = RouterLosses { score: Score::Softmax, balance_weight: 0.5, z_weight: 0.25 };
-
-fn tensor(dtype: DType, shape: &[usize], values: &[f64]) -> HostTensor {
-    HostTensor::from_f64(TensorType { dtype, shape: Shape::new(shape) }, values)
-}
 
 /// Inputs for these logits and experts of tokens.
 fn inputs(logits: HostTensor, top_k: usize, ids: &[f64], inv_tokens: f64) -> [HostTensor; 4] {

@@ -1,12 +1,8 @@
 //! Tests of the words of ranks and of their sums.
 
 use super::{PieceUnits, RankWords, Squares, StepTotals};
-use crate::run_op::run;
-use xtrain_tensor::{DType, HostTensor, TensorType};
-
-fn tensor(dtype: DType, shape: &[usize], values: &[f64]) -> HostTensor {
-    HostTensor::from_f64(TensorType { dtype, shape: xtrain_tensor::Shape::new(shape) }, values)
-}
+use crate::run_op::{run, tensor};
+use xtrain_tensor::{DType, HostTensor};
 
 /// The words of a rank with these numbers.
 fn words([squared_norm, loss, objective]: [f64; 3], stop: f64, amax: Option<f64>) -> Vec<f64> {

@@ -41,7 +41,7 @@ impl CudaKernel for SumSources {
     }
 }
 
-/// So many sums over the tensors of all ranks.
+/// `sums` sums, each over `ranks` tensors.
 fn sum(gpu: &Gpu, operands: &Operands<'_>, sums: usize, ranks: usize) -> Result<Work, CudaError> {
     let (x, sum) = (operands.inputs[0], operands.outputs[0]);
     let name = if ranks > TREE { "sum_many_ranks" } else { "sum_ranks" };

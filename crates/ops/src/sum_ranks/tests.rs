@@ -1,17 +1,16 @@
 //! Tests of the order of the sum.
 
 use super::{SumRanks, SumSources};
-use crate::run_op::run;
+use crate::run_op::{run, tensor};
 use xtrain_program::Op;
-use xtrain_tensor::{DType, HostTensor, TensorType};
+use xtrain_tensor::{DType, TensorType};
 
 #[test]
 fn ranks_are_added_as_a_tree_and_in_f32() {
     // In f32, 2^24 + 1 is 2^24, and 2^24 + 2 is a number of its own.
     let large = 16_777_216.0;
     let sum_of = |dtype, ranks: usize, x: &[f64]| {
-        let x = HostTensor::from_f64(TensorType::new(dtype, [ranks, x.len() / ranks]), x);
-        run(&SumRanks, &[&x]).remove(0)
+        run(&SumRanks, &[&tensor(dtype, &[ranks, x.len() / ranks], x)]).remove(0)
     };
     for dtype in [DType::F32, DType::BF16] {
         let sum = sum_of(dtype, 3, &[large, 1.0, 1.0, 1.0, 1.0, large]);
@@ -33,14 +32,13 @@ fn other_tensors_are_refused() {
 #[test]
 fn each_expert_has_the_sum_over_the_ranks_of_its_tokens() {
     let x: Vec<f64> = (0..24).map(f64::from).collect();
-    let of = |x: &[f64], shape: &[usize]| {
-        HostTensor::from_f64(TensorType { dtype: DType::F32, shape: xtrain_tensor::Shape::new(shape) }, x)
-    };
     // Two experts, three ranks, two rows of two columns.
-    let sum = run(&SumSources { experts: 2, ranks: 3 }, &[&of(&x, &[12, 2])]).remove(0);
+    let sum = run(&SumSources { experts: 2, ranks: 3 }, &[&tensor(DType::F32, &[12, 2], &x)]).remove(0);
     assert_eq!(sum.ty(), TensorType::new(DType::F32, [4, 2]));
-    let each: Vec<f64> =
-        x.chunks(12).flat_map(|x| run(&SumRanks, &[&of(x, &[3, 4])]).remove(0).to_f64()).collect();
+    let each: Vec<f64> = x
+        .chunks(12)
+        .flat_map(|x| run(&SumRanks, &[&tensor(DType::F32, &[3, 4], x)]).remove(0).to_f64())
+        .collect();
     assert_eq!(sum.to_f64(), each);
     assert_eq!(sum.to_f64()[..4], [12.0, 15.0, 18.0, 21.0]);
     let error = |op: SumSources| {

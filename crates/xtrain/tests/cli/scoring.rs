@@ -245,10 +245,10 @@ fn rows_of_a_file_of_scores_that_are_not_those_of_the_task_are_refused_with_thei
     for (file, line, from, to, part) in [
         (&choices, 4, "\"gold\":0", "\"gold\":1", "gold: not as in line 3 of the task"),
         (&choices, 4, "\"row\":3", "\"row\":4", "row: not as in line 3"),
-        (&choices, 4, "\"characters\":[5,", "\"characters\":[4,", "its characters is not"),
-        (&choices, 4, "\"logprobs\":[-", "\"logprobs\":[", "which is no log-probability"),
+        (&choices, 4, "\"characters\":[5,", "\"characters\":[4,", "characters: not as in line 3"),
+        (&choices, 4, "\"logprobs\":[-", "\"logprobs\":[", "logprobs has "),
         (&choices, 4, "\"greedy\":[", "\"greedy\":[false,", "greedy has 3 numbers instead of 2"),
-        (&answers, 2, "\"exact_match\":false", "\"exact_match\":true", "its exact_match is not"),
+        (&answers, 2, "\"exact_match\":false", "\"exact_match\":true", "exact_match: not as in"),
     ] {
         let path = format!("kept/{file}");
         let whole = String::from_utf8(place.read(&path)).expect("text");

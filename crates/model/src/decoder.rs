@@ -5,25 +5,23 @@
 //! residual addition at the end of a half-block is fused with the norm that follows it, so a block's first
 //! instance finishes the block before; its sum is the boundary that recomputation saves.
 
-use crate::layer::{EXPERTS, HEAD, ROUTER};
+mod experts;
+
+use crate::layer::HEAD;
 use crate::parameters::{Parameters, in_block, names};
 use crate::{
-    Activation, Architecture, Experts, FeedForward, FixedRouting, LinearSpec, Mixer, Mlp, Norm, Rotary,
+    Activation, Architecture, ExpertRanks, FeedForward, FixedRouting, LinearSpec, Mixer, Mlp, Norm, Rotary,
     SelfAttention,
 };
 use xtrain_ops::attention::Attention;
 use xtrain_ops::cached_attention::CachedAttention;
 use xtrain_ops::dropout::Dropout;
 use xtrain_ops::embedding::{Embedding, EmbeddingGrad};
-use xtrain_ops::grouped_linear::GroupedLinear;
 use xtrain_ops::linear::{Linear, UnroundedLinear};
 use xtrain_ops::linear_cross_entropy::{LinearCrossEntropy, Terms};
 use xtrain_ops::pack_sums::PackSums;
-use xtrain_ops::permute::{Permute, PermuteGates, Unpermute};
 use xtrain_ops::qk_norm_rope::{QkNormRope, RopeScaling, rotation_table};
 use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm};
-use xtrain_ops::route::Route;
-use xtrain_ops::router_losses::RouterLosses;
 use xtrain_ops::swiglu::Swiglu;
 use xtrain_ops::token_logprobs::TokenLogprobs;
 use xtrain_program::{StateKind, TraceError, Tracer, ValueId};
@@ -54,12 +52,25 @@ pub enum Context {
         document_mask: bool,
         /// Attention's gradients are the same bits in every run.
         deterministic: bool,
+        /// The ranks that share the experts of each block.
+        expert_ranks: ExpertRanks,
     },
     /// Those in the key/value cache, and those before the token in this run.
     Cache {
         /// Tokens that the cache holds for each sequence.
         capacity: usize,
+        /// The ranks that share the experts of each block.
+        expert_ranks: ExpertRanks,
     },
+}
+
+impl Context {
+    /// The ranks that share the experts of each block.
+    const fn expert_ranks(self) -> ExpertRanks {
+        match self {
+            Context::Sequence { expert_ranks, .. } | Context::Cache { expert_ranks, .. } => expert_ranks,
+        }
+    }
 }
 
 /// Settings of the loss.
@@ -105,6 +116,8 @@ pub mod io {
     /// `f32[]`, if losses of routers are computed: one over the number of tokens in the whole global batch,
     /// padding not counted.
     pub const INV_TOKENS: &str = "inv_tokens";
+    /// `u32[1]`, if ranks share experts: the place of this rank among them.
+    pub const PLACE: &str = "place";
     /// `i32[t]`: the source of each token, if losses are summed by source.
     pub const SOURCES: &str = "sources";
     /// `u32[4]`: seed (low, high), step, index of the first token within the global batch.
@@ -345,7 +358,7 @@ impl<'a> Trace<'a> {
     fn new(model: &'a Architecture, batch: Batch, context: Context, dropout: f32) -> Self {
         Trace {
             model,
-            parameters: Parameters::new(model),
+            parameters: Parameters::new(model, context.expert_ranks().count),
             batch,
             context,
             dropout,
@@ -434,20 +447,6 @@ impl<'a> Trace<'a> {
         Ok(t.site(linear.site).apply(Linear, &inputs)?[0])
     }
 
-    /// A linear layer of experts, on rows by experts that begin at `starts`.
-    fn grouped(
-        &self,
-        t: &mut Tracer,
-        x: ValueId,
-        linear: &LinearSpec,
-        starts: ValueId,
-    ) -> Result<ValueId, TraceError> {
-        let Some(share) = linear.experts else { unreachable!("a linear layer of experts") };
-        let op = GroupedLinear(share.groups(self.batch.tokens()));
-        let weight = self.parameter(t, linear.site, "weight");
-        Ok(t.site(linear.site).apply(op, &[x, weight, starts])?[0])
-    }
-
     fn attention(&self, t: &mut Tracer, a: &SelfAttention, x: ValueId) -> Result<ValueId, TraceError> {
         let &SelfAttention { heads, kv_heads, head_dim, scale, rotary, qk_norm, .. } = a;
         let tokens = self.batch.tokens();
@@ -463,7 +462,7 @@ impl<'a> Trace<'a> {
 
         t.site("attn.core");
         let attended = match self.context {
-            Context::Sequence { document_mask, deterministic } => {
+            Context::Sequence { document_mask, deterministic, .. } => {
                 let mut inputs = vec![qkv];
                 if document_mask {
                     inputs.push(t.input(io::DOC_START, TensorType::new(DType::I32, [tokens])));
@@ -472,7 +471,7 @@ impl<'a> Trace<'a> {
                 let op = Attention { seq_len, heads, kv_heads, head_dim, scale, deterministic };
                 t.apply(op, &inputs)?[0]
             }
-            Context::Cache { capacity } => {
+            Context::Cache { capacity, .. } => {
                 let ty = TensorType::new(DType::F32, [self.batch.sequences, capacity, kv_heads * head_dim]);
                 let keys = t.state(StateKind::Cache, &self.name("keys"), ty);
                 let values = t.state(StateKind::Cache, &self.name("values"), ty);
@@ -489,67 +488,6 @@ impl<'a> Trace<'a> {
         self.linear(t, activated, &mlp.down_proj(self.model.dim))
     }
 
-    /// The experts of a block. The rows of tokens by experts are a ragged tensor
-    /// ([`xtrain_ops::dispatch`]).
-    fn experts(&mut self, t: &mut Tracer, e: &Experts, x: ValueId) -> Result<ValueId, TraceError> {
-        let tokens = self.batch.tokens();
-        let router = self.parameter(t, ROUTER, "weight");
-        let logits = t.site(ROUTER).apply(UnroundedLinear { in_fp8: false }, &[x, router])?[0];
-        let mut inputs = vec![logits];
-        if e.router.biased {
-            inputs.push(self.parameter(t, ROUTER, "bias"));
-        }
-        if self.is_loss {
-            inputs.push(t.input(io::PADDING, TensorType::new(DType::I32, [tokens])));
-        }
-        let routed = t.apply(Route(e.router), &inputs)?;
-        let (gates, mut ids) = (routed[0], routed[1]);
-        if let Some(fixed) = self.fixed_routing {
-            ids = fixed_ids(t, e, tokens, fixed);
-        }
-        let dispatched = t.site("mlp.dispatch").apply(e.dispatch(tokens), &[ids])?;
-        let [starts, counts, rows, sources] = [0, 1, 2, 3].map(|n| dispatched[n]);
-        if let Some(balancing) = self.balancing {
-            let inv_tokens = t.input(io::INV_TOKENS, TensorType::new(DType::F32, []));
-            let inputs = [logits, ids, counts, inv_tokens];
-            self.router_losses(t, e, balancing, inputs)?;
-        }
-        let x_rows = t.site("mlp.permute").apply(Permute, &[x, sources, rows])?[0];
-        let gate_rows = t.apply(PermuteGates, &[gates, sources, rows])?[0];
-        let gate_up = self.grouped(t, x_rows, &e.gate_up_proj(self.model.dim), starts)?;
-        let activated = activate(t, e.activation, EXPERTS, gate_up, Some(gate_rows))?;
-        let y_rows = self.grouped(t, activated, &e.down_proj(self.model.dim), starts)?;
-        let mut inputs = vec![y_rows, sources, rows];
-        if let (Some(shared), Some([gate_up_proj, down_proj])) = (&e.shared, e.shared_linears(self.model.dim))
-        {
-            let gate_up = self.linear(t, x, &gate_up_proj)?;
-            let activated = activate(t, shared.activation, "mlp.shared.", gate_up, None)?;
-            inputs.push(self.linear(t, activated, &down_proj)?);
-        }
-        Ok(t.site("mlp.unpermute").apply(Unpermute, &inputs)?[0])
-    }
-
-    /// The losses of a router, from its logits, the ids and the loads of experts, and one over the tokens: a
-    /// further value to differentiate, and figures.
-    fn router_losses(
-        &mut self,
-        t: &mut Tracer,
-        e: &Experts,
-        balancing: Balancing,
-        inputs: [ValueId; 4],
-    ) -> Result<(), TraceError> {
-        let blocks = self.model.layers.iter().filter(|layer| layer.feed_forward.experts().is_some()).count();
-        let op = RouterLosses {
-            score: e.router.score,
-            balance_weight: balancing.loss_weight / blocks as f32,
-            z_weight: balancing.z_weight / blocks as f32,
-        };
-        let losses = t.site("mlp.router_losses").apply(op, &inputs)?;
-        t.output(&io::router_objective(self.block.unwrap_or(0)), losses[0]);
-        self.router_sums.extend([losses[1], losses[2], inputs[2]]);
-        Ok(())
-    }
-
     fn dropped(&self, t: &mut Tracer, x: ValueId, site: u32) -> Result<ValueId, TraceError> {
         if self.dropout == 0.0 {
             return Ok(x);
@@ -562,20 +500,13 @@ impl<'a> Trace<'a> {
     fn rotations(&self, t: &mut Tracer, head_dim: usize, Rotary { theta, scaling }: Rotary) -> ValueId {
         let positions = match self.context {
             Context::Sequence { .. } => self.batch.seq_len,
-            Context::Cache { capacity } => capacity,
+            Context::Cache { capacity, .. } => capacity,
         };
         // Engines share constants by name, so the name contains everything that the table depends on.
         let name = format!("rotations.{positions}x{head_dim}.theta_{theta}{}", suffix(scaling));
         let ty = TensorType::new(DType::F32, [positions, head_dim]);
         t.constant(&name, ty, move || rotation_table(positions, head_dim, theta, scaling))
     }
-}
-
-/// The experts of tokens by a fixed routing, `i32[t, k]`.
-fn fixed_ids(t: &mut Tracer, e: &Experts, tokens: usize, fixed: FixedRouting) -> ValueId {
-    let (experts, top_k) = (e.count, e.router.top_k);
-    let name = format!("routing.{tokens}x{top_k}_of_{experts}.skew_{}", fixed.skew);
-    t.constant(&name, TensorType::new(DType::I32, [tokens, top_k]), move || fixed.ids(tokens, experts, top_k))
 }
 
 /// The suffix that a scaling adds to the name of the rotation table.

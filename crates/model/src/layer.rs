@@ -4,10 +4,10 @@
 //! The linear layers are one list ([`Layer::linears`]): parameters, tracing, precision recipes, plans and
 //! exports read it.
 
-use crate::ModelError;
 use crate::init::Init;
+use crate::{ExpertRanks, ModelError};
 use std::any::Any;
-use xtrain_ops::dispatch::Dispatch;
+use xtrain_ops::dispatch::{Dispatch, DispatchOwn};
 use xtrain_ops::groups::Groups;
 use xtrain_ops::qk_norm_rope::RopeScaling;
 use xtrain_ops::route::Router;
@@ -410,6 +410,14 @@ impl Experts {
         self.share().dispatch(tokens)
     }
 
+    /// How the rows of the tokens of all `ranks` are arranged by the experts of one of them, for so many
+    /// tokens of each.
+    pub fn dispatch_own(&self, tokens: usize, ranks: ExpertRanks) -> DispatchOwn {
+        let Dispatch { experts, align } = self.dispatch(tokens);
+        let ExpertRanks { count: ranks, any_world: by_source } = ranks;
+        DispatchOwn { experts: experts / ranks, ranks, align, room: None, by_source }
+    }
+
     /// The experts, and those of a token.
     fn share(&self) -> ExpertShare {
         ExpertShare { count: self.count, top_k: self.router.top_k }
@@ -486,10 +494,10 @@ impl ExpertShare {
         Dispatch { experts: self.count, align }
     }
 
-    /// The groups of rows of so many tokens.
-    pub(crate) fn groups(self, tokens: usize) -> Groups {
+    /// The groups of rows of a rank that has its share of the experts, if each of `ranks` has so many tokens.
+    pub(crate) fn groups(self, tokens: usize, ranks: usize) -> Groups {
         let Dispatch { experts, align } = self.dispatch(tokens);
-        Groups { experts, align, live_rows: tokens * self.top_k }
+        Groups { experts: experts / ranks, align, live_rows: tokens * self.top_k }
     }
 }
 

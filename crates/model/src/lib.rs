@@ -1,14 +1,16 @@
 //! Decoder-only language models and how they are trained: layers, parameters, tracing, families and their
 //! files, precision recipes, optimizers.
 //!
-//! Invariants: model code names neither a device nor a precision nor a parallelism; those are passes over the
-//! program that [`decoder`] traces. A model is data, layer by layer ([`Architecture`]); a [`Family`] is one
+//! Invariants: model code names neither a device nor a precision nor a rank. Precision and the cut of state
+//! are passes over the program that [`decoder`] traces; only where tokens travel to the experts of other ranks
+//! is traced, for any rank alike ([`ExpertRanks`]). A model is data, layer by layer ([`Architecture`]); a [`Family`] is one
 //! file of `families/`.
 
 mod architecture;
 pub mod decoder;
 mod description;
 mod error;
+mod expert_ranks;
 mod families;
 mod family;
 mod fixed_routing;
@@ -27,6 +29,7 @@ mod static_scales;
 pub use architecture::Architecture;
 pub use description::Description;
 pub use error::ModelError;
+pub use expert_ranks::ExpertRanks;
 pub use family::Family;
 pub use fixed_routing::FixedRouting;
 pub use init::Init;

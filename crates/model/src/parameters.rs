@@ -101,14 +101,17 @@ pub(crate) mod names {
 /// The parameters of a model by name, to be declared while it is traced.
 pub(crate) struct Parameters {
     all: HashMap<String, ParameterSpec>,
+    /// Ranks that share the experts, equally many each.
+    expert_ranks: usize,
 }
 
 impl Parameters {
-    pub(crate) fn new(model: &Architecture) -> Self {
-        Parameters { all: model.parameters().into_iter().map(|p| (p.name.clone(), p)).collect() }
+    pub(crate) fn new(model: &Architecture, expert_ranks: usize) -> Self {
+        let all = model.parameters().into_iter().map(|p| (p.name.clone(), p)).collect();
+        Parameters { all, expert_ranks }
     }
 
-    /// The parameter called `name`, in f32.
+    /// The parameter called `name`, in f32; of experts, those of one rank.
     ///
     /// # Panics
     /// If the model's list does not have it: a parameter must not go without initial values, checkpoints and
@@ -116,7 +119,9 @@ impl Parameters {
     pub(crate) fn declare(&self, t: &mut Tracer, name: &str) -> ValueId {
         let parameter =
             self.all.get(name).unwrap_or_else(|| panic!("`{name}` is not in the model's list of parameters"));
-        let ty = TensorType::new(DType::F32, Shape::new(&parameter.shape));
+        let mut shape = parameter.shape.clone();
+        shape[0] /= if parameter.experts.is_some() { self.expert_ranks } else { 1 };
+        let ty = TensorType::new(DType::F32, Shape::new(&shape));
         match parameter.group.is_trained() {
             true => t.parameter(name, ty),
             false => t.state(StateKind::Master, name, ty),

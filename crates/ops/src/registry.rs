@@ -120,6 +120,7 @@ ops![
     crate::pairwise_sum::PairwiseAdd: gpu,
     crate::pairwise_sum::PairwiseTotal: gpu,
     crate::permute::Permute: gpu,
+    crate::permute::PermuteByTree: gpu,
     crate::permute::PermuteGates: gpu,
     crate::permute::Unpermute: gpu,
     crate::permute::UnpermuteGates: gpu,

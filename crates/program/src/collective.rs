@@ -6,8 +6,8 @@
 
 use xtrain_rank::Groups;
 
-/// A movement of data between the ranks of a group, or a sum over them, from the only input of an op to its
-/// only output.
+/// A movement of data between the ranks of a group, or a sum over them, from the first input of an op to
+/// its only output.
 ///
 /// The tensor of all ranks is cut by rows into as many pieces as there are ranks. All pieces have the bytes
 /// of the tensor of one rank; the last pieces may end after the tensor of all ranks, and the rows there are
@@ -34,6 +34,15 @@ pub enum Collective {
 }
 
 impl Collective {
+    /// The name in tables and counts.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Collective::AllGather { .. } => "all_gather",
+            Collective::AllToAll { .. } => "all_to_all",
+            Collective::ReduceScatter { .. } => "reduce_scatter",
+        }
+    }
+
     /// True if libraries pass its pieces around a ring of all ranks; false if each rank sends to all others.
     pub const fn is_ring(self) -> bool {
         match self {

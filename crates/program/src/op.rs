@@ -44,8 +44,9 @@ pub trait Op: Any + Debug + Send + Sync {
         false
     }
 
-    /// The collective that the op is, and the ranks that take part. Such an op has one input, one output and
-    /// no kernel: engines move the data, and its instances run on the communication lane.
+    /// The collective that the op is, and the ranks that take part. Such an op has one output and no kernel:
+    /// engines move its first input, and its instances run on the communication lane. Further inputs are for
+    /// its backward.
     fn collective(&self) -> Option<(Collective, Groups)> {
         None
     }

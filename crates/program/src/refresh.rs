@@ -64,7 +64,7 @@ impl RefreshPass<'_> {
                 amaxes.push(self.emit(op, &[parameter.master], &[], origin.clone())?[0]);
                 numbers.push(rows.numbers);
             }
-            groups = groups.or(parameter.shard.map(|cut| cut.groups));
+            groups = groups.or(parameter.amax_groups);
         }
         let Some(groups) = groups.filter(|_| !amaxes.is_empty()) else { return Ok(()) };
         let lengths = amaxes.iter().map(|&amaxes| self.out.ty(amaxes).numel()).collect();
@@ -194,6 +194,7 @@ pub fn program(program: &Program, ops: &dyn ShardOps) -> Result<Program, TraceEr
             quantized_rows,
             gradient: None,
             shard: p.shard,
+            amax_groups: p.amax_groups,
             cast_from: p.cast_from.map(&mut copy),
             gathered,
             transposed,

@@ -6,10 +6,12 @@
 //! * State (`pieces.rs`): a rank has its rows of masters, moments and reduced gradients alone. What the
 //!   forward and the backward read is gathered from all ranks after the update ([`crate::refresh`]).
 //! * Replicas (`reduce.rs`): state is cut among the ranks of each replica, and gradients are summed over all.
+//! * Experts (`parts.rs`) of which each rank has some alone: their FP8 copies have the scales of all.
 //! * Weights (`weights.rs`), with [`crate::Shard::Weights`]: they are gathered for each block instead.
 //!
 //! With one process and sums of the same world the pass changes nothing.
 
+mod parts;
 mod pieces;
 mod quantized;
 mod reduce;
@@ -66,6 +68,12 @@ pub fn apply(
     updates: bool,
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {
+    for parameter in &mut program.parameters {
+        let is_cut =
+            |cut: &&ParameterCut| cut.parts.size > 1 || (parallel.cuts_state() && cut.shard.groups.size > 1);
+        parameter.amax_groups = cuts.get(&*parameter.name).filter(is_cut).map(|_| parallel.shard_groups());
+    }
+    parts::cast_with_scales_of_all(&mut program, parallel, cuts, ops);
     if parallel.cuts_weights() {
         program = weights::gather(program, parallel, cuts, ops)?;
     } else if parallel.cuts_state() {

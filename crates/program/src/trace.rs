@@ -97,6 +97,7 @@ impl Tracer {
                 quantized_rows: Vec::new(),
                 gradient: None,
                 shard: None,
+                amax_groups: None,
                 cast_from: None,
                 gathered: Vec::new(),
                 transposed: Vec::new(),

@@ -11,6 +11,8 @@ pub enum Payload {
     Weights,
     /// Gradients, and their sums.
     Gradients,
+    /// Tokens on their way to the experts of other ranks and back, and gradients of them.
+    Tokens,
     /// Copies of parameters after the update.
     Copies,
     /// Numbers of a step: losses, squares of gradients, amaxes.
@@ -19,7 +21,8 @@ pub enum Payload {
 
 impl Payload {
     /// All payloads.
-    pub const ALL: [Payload; 4] = [Payload::Weights, Payload::Gradients, Payload::Copies, Payload::Numbers];
+    pub const ALL: [Payload; 5] =
+        [Payload::Weights, Payload::Gradients, Payload::Tokens, Payload::Copies, Payload::Numbers];
 
     /// The payload of a collective, or of an instance that prepares or completes one.
     pub fn from_instance(instance: &Instance) -> Payload {
@@ -27,7 +30,10 @@ impl Payload {
             (Role::Gather, Stage::Update) => Payload::Copies,
             (Role::Gather, _) => Payload::Weights,
             (Role::Reduce, _) => Payload::Gradients,
-            _ => Payload::Numbers,
+            (Role::Forward | Role::ForwardGrad | Role::Dgrad | Role::Wgrad | Role::Recompute, _) => {
+                Payload::Tokens
+            }
+            (Role::Precision | Role::Update, _) => Payload::Numbers,
         }
     }
 
@@ -36,6 +42,7 @@ impl Payload {
         match self {
             Payload::Weights => "weights",
             Payload::Gradients => "gradients",
+            Payload::Tokens => "tokens",
             Payload::Copies => "copies",
             Payload::Numbers => "numbers",
         }
@@ -72,10 +79,11 @@ impl Program {
     /// Bytes that a rank sends to others in a step of so many micro-steps.
     pub fn traffic(&self, micro_steps: usize) -> Vec<Sent> {
         let mut sent = BTreeMap::new();
-        for instance in self.instances.iter().filter(|i| i.code.op().collective().is_some()) {
+        for instance in &self.instances {
             let op = instance.code.op();
+            let Some((collective, _)) = op.collective() else { continue };
             let cost = op.cost(&self.input_types(instance), &self.output_types(instance));
-            let key = (Payload::from_instance(instance), op.name(), instance.times(micro_steps));
+            let key = (Payload::from_instance(instance), collective.name(), instance.times(micro_steps));
             *sent.entry(key).or_default() += cost.sent_bytes as u64;
         }
         let sent = sent.into_iter().filter(|(_, bytes)| *bytes > 0);

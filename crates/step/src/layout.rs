@@ -6,9 +6,10 @@ use crate::linear_gemms::weights_scaled_by_blocks;
 use crate::training_spec::TrainingSpec;
 use std::collections::HashMap;
 use std::ops::Range;
-use xtrain_model::{Architecture, Numerics, ParameterSpec};
+use xtrain_model::{Architecture, Numerics, ParameterSpec, Recipe};
+use xtrain_ops::permute::UnpermuteTree;
 use xtrain_program::{
-    Groups, Parallel, ParameterCut, Program, Reduce, RowShard, Rows, StateKind, Storage, Value, cut,
+    Gather, Groups, Parallel, ParameterCut, Program, Reduce, RowShard, Rows, StateKind, Storage, Value, cut,
 };
 use xtrain_rank::Rank;
 use xtrain_tensor::{Shape, TILE, TensorType};
@@ -77,6 +78,7 @@ impl Layout {
         parallel: Parallel,
     ) -> Result<Layout, ProgramError> {
         check(&parallel, model)?;
+        check_scales(&parallel, numerics)?;
         if parallel == Parallel::ALONE {
             return Ok(Layout::alone());
         }
@@ -90,7 +92,7 @@ impl Layout {
             let rows = p.shape[0];
             let unit = match parallel.reduce {
                 Reduce::SameWorld | Reduce::Fast => unit,
-                Reduce::AnyWorld => rows.div_ceil(ANY_WORLD_UNITS).next_multiple_of(unit),
+                Reduce::AnyWorld => any_world_unit(rows, p.experts, unit),
             };
             Rows { rows: rows / parts_of(p), row_elements: p.shape[1..].iter().product(), unit }
         });
@@ -149,6 +151,21 @@ impl Layout {
         self.parallel.cuts_weights()
     }
 
+    /// True if each rank has some of the experts alone, to which tokens travel in each forward.
+    pub fn shares_experts(&self) -> bool {
+        self.parallel.expert > 1
+    }
+
+    /// True if a forward needs all ranks, because it gathers weights or tokens.
+    pub fn forward_needs_all_ranks(&self) -> bool {
+        self.cuts_weights() || self.shares_experts()
+    }
+
+    /// True if some masters are not whole on this rank.
+    pub fn has_parts_of_masters(&self) -> bool {
+        self.cuts_state() || self.shares_experts()
+    }
+
     /// The cut of a state value among the ranks that compute with it, if each has rows of it alone.
     pub fn cut_of(&self, kind: StateKind, name: &str) -> Option<RowShard> {
         let is_cut = match kind {
@@ -170,6 +187,11 @@ impl Layout {
             None => return None,
         };
         Some(HeldRows { of: cut.rows(), rows })
+    }
+
+    /// The first rank that has the rows and the experts of `rank`.
+    pub fn first_with_rows_of(&self, rank: usize) -> usize {
+        rank % if self.cuts_state() { self.parallel.shards() } else { self.parallel.expert }
     }
 
     /// True if this rank saves what it has of a state value: the first of the ranks that have the same.
@@ -207,6 +229,18 @@ impl Layout {
         let matrices = model.parameters().into_iter().filter(|p| p.shape.len() > 1);
         let units = matrices.map(|p| (p.shape[0].div_ceil(self.unit_rows(&p.name)), p.name));
         units.min_by_key(|(units, _)| *units).map(|(units, name)| (name, units))
+    }
+}
+
+/// Rows of a unit of a parameter under sums for any world: a multiple of `unit`. Each expert has whole units,
+/// so that ranks that share experts have whole units, too.
+fn any_world_unit(rows: usize, experts: Option<usize>, unit: usize) -> usize {
+    let least = rows.div_ceil(ANY_WORLD_UNITS).next_multiple_of(unit);
+    let of_expert = rows / experts.unwrap_or(1);
+    let divides = |size: &usize| *size >= least && size.is_multiple_of(unit);
+    match experts {
+        Some(_) => divisors(of_expert).find(divides).unwrap_or(of_expert),
+        None => least,
     }
 }
 
@@ -256,13 +290,42 @@ fn check_experts(parallel: &Parallel, model: &Architecture) -> Result<(), Progra
             nearest.unwrap_or(1)
         )));
     }
+    let groups = counts.iter().map(|&count| UnpermuteTree::groups_of(count)).min().unwrap_or(1);
+    if parallel.reduce.is_any_world() && !groups.is_multiple_of(expert) {
+        let nearest = divisors(groups).filter(|n| divides(*n)).min_by_key(|n| n.abs_diff(expert));
+        return Err(ProgramError::Refused(format!(
+            "parallel.reduce = \"any-world\" adds the {most} experts of a block in {groups} groups, which parallel.expert = {expert} does \
+             not divide; the nearest value that does is {}",
+            nearest.unwrap_or(1)
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses formats whose scales ranks that share experts do not have alike.
+fn check_scales(parallel: &Parallel, numerics: &Numerics) -> Result<(), ProgramError> {
+    let (expert, recipe) = (parallel.expert, numerics.recipe);
+    let has_current = recipe == Recipe::Fp8Current && numerics.static_scale().is_none();
+    if expert > 1 && has_current && parallel.reduce.is_any_world() {
+        return Err(ProgramError::Refused(format!(
+            "precision.recipe = \"fp8-current\" scales the tokens of a rank's experts by their own amax, which depends on \
+             parallel.expert = {expert}, so parallel.reduce = \"any-world\" cannot have equal bits; use fp8-delayed or fp8-block, or \
+             leave one of the keys out"
+        )));
+    }
+    if expert > 1 && recipe.is_fp8() && parallel.gather != Gather::Auto {
+        return Err(ProgramError::Refused(format!(
+            "parallel.gather must be \"auto\" with parallel.expert = {expert}: other forms are not supported for experts of which a rank \
+             has some alone"
+        )));
+    }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xtrain_model::{BlockSet, Description, Family, Mixture, Recipe, RopeScaling};
+    use xtrain_model::{BlockSet, Description, Family, Mixture, RopeScaling};
     use xtrain_program::Shard;
 
     fn model() -> Architecture {

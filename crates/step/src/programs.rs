@@ -7,7 +7,7 @@ use crate::passes::{self, Setting};
 use crate::scored_shape::ScoredShape;
 use crate::training_spec::TrainingSpec;
 use xtrain_model::decoder::{Batch, Context, Loss, trace_logits, trace_loss, trace_scores};
-use xtrain_model::{Architecture, Init, Numerics};
+use xtrain_model::{Architecture, ExpertRanks, Init, Numerics};
 use xtrain_ops::PassSet;
 use xtrain_ops::normal::Normal;
 use xtrain_program::{Program, Role, Stage, StateKind, Storage, Tracer, refresh};
@@ -59,7 +59,8 @@ pub fn inspection(spec: &TrainingSpec, casts: &Numerics) -> Result<Program, Prog
 fn traced(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     let (document_mask, deterministic) = (spec.document_mask, spec.attention_deterministic);
-    let context = Context::Sequence { document_mask, deterministic };
+    let expert_ranks = ExpertRanks::of_run(&spec.parallel);
+    let context = Context::Sequence { document_mask, deterministic, expert_ranks };
     let (loss, dropout) = (spec.loss, spec.dropout);
     trace_loss(&mut tracer, &spec.model, spec.batch, context, loss, dropout, spec.fixed_routing)?;
     Ok(tracer.finish())
@@ -75,7 +76,8 @@ pub fn evaluation(
     loss: Loss,
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
-    let context = Context::Sequence { document_mask, deterministic: true };
+    let expert_ranks = ExpertRanks::of_run(layout.parallel());
+    let context = Context::Sequence { document_mask, deterministic: true, expert_ranks };
     trace_loss(&mut tracer, model, batch, context, loss, 0.0, None)?;
     forward(tracer, model, numerics, layout)
 }
@@ -103,7 +105,8 @@ pub fn scores(
     sequences: usize,
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
-    let context = Context::Sequence { document_mask: false, deterministic: true };
+    let expert_ranks = ExpertRanks::of_run(layout.parallel());
+    let context = Context::Sequence { document_mask: false, deterministic: true, expert_ranks };
     let batch = Batch { sequences, seq_len: shape.seq_len };
     trace_scores(&mut tracer, model, batch, context, &shape.chunks(sequences))?;
     forward(tracer, model, numerics, layout)
@@ -131,7 +134,8 @@ fn forward(
 /// masters change.
 pub fn weights(model: &Architecture, numerics: &Numerics) -> Result<Program, ProgramError> {
     let batch = Batch { sequences: 1, seq_len: 1 };
-    let context = Context::Sequence { document_mask: false, deterministic: true };
+    let expert_ranks = ExpertRanks::ALONE;
+    let context = Context::Sequence { document_mask: false, deterministic: true, expert_ranks };
     let program = refresh(&logits(model, numerics, &Layout::alone(), batch, context, 1)?)?;
     // No GEMM reads these, so nothing refreshes a copy of them.
     let mut t = Tracer::new(program, Stage::Update, Role::Update);

@@ -19,7 +19,8 @@ use xtrain_ops::unit_norm::{UnitSquaredNorm, UnitSquares};
 use xtrain_program::quantize;
 use xtrain_program::shard::MICRO_STEP;
 use xtrain_program::{
-    Delayed, Parallel, Parameter, Program, Role, Stage, StateKind, TraceError, Tracer, ValueId, WriteMode,
+    Delayed, Groups, Parallel, Parameter, ParameterCut, Program, Role, RowShard, Stage, StateKind,
+    TraceError, Tracer, ValueId, WriteMode,
 };
 use xtrain_tensor::{DType, Shape, TensorType};
 
@@ -179,32 +180,42 @@ fn squares(
     values: &[ValueId],
     layout: &Layout,
 ) -> Result<(ValueId, Squares), TraceError> {
-    let elements = |t: &Tracer, (name, gradient): &NamedGradient| {
-        layout.unit_rows(name) * t.ty(*gradient).shape[1..].iter().product::<usize>()
-    };
-    let unit_elements = || gradients.iter().map(|gradient| elements(t, gradient)).collect();
-    let is_any_world = layout.parallel().reduce.is_any_world();
-    let ranks = layout.parallel().shards();
-    Ok(match (is_any_world, layout.cuts_state()) {
+    let parallel = layout.parallel();
+    let is_any_world = parallel.reduce.is_any_world();
+    // Ranks that share experts have different gradients of them, also if each has all other state.
+    let (in_pieces, in_parts) = (layout.cuts_state(), parallel.expert > 1);
+    let whole_units = || vec![PieceUnits { shard: Groups::world(parallel.shards()), ..PieceUnits::WHOLE }];
+    Ok(match (is_any_world, in_pieces || in_parts) {
         (false, false) => (t.emit(SquaredNorm, values)?[0], Squares::Whole),
-        (false, true) => {
-            let pieces = vec![PieceUnits { first: 0, units: 1 }];
-            (t.emit(SquaredNorm, values)?[0], Squares::Pieces { ranks, pieces })
-        }
-        (true, false) => {
-            let norm = UnitSquaredNorm { unit_elements: unit_elements() };
-            (t.emit(norm, values)?[0], Squares::Whole)
-        }
-        (true, true) => {
-            let pieces = gradients.iter().map(|(name, _)| {
-                let cut = layout.cuts()[&**name].shard;
-                PieceUnits { first: cut.first, units: cut.piece_rows / layout.unit_rows(name) }
-            });
-            let squares = UnitSquares { unit_elements: unit_elements() };
-            let pieces = Squares::Pieces { ranks, pieces: pieces.collect() };
-            (t.emit(squares, values)?[0], pieces)
+        // The pieces of a rank are one unit.
+        (false, true) if in_pieces => (t.emit(SquaredNorm, values)?[0], Squares::Pieces(whole_units())),
+        (_, has_units) => {
+            // Without sums for any world, a rank's piece of each gradient is a unit.
+            let unit = |name: &str, rows: usize| if is_any_world { layout.unit_rows(name) } else { rows };
+            let (mut unit_elements, mut pieces) = (Vec::new(), Vec::new());
+            for (name, gradient) in gradients {
+                let shape = t.ty(*gradient).shape;
+                let unit = unit(name, shape[0]);
+                unit_elements.push(unit * shape[1..].iter().product::<usize>());
+                let units = shape[0].div_ceil(unit);
+                pieces.extend(has_units.then(|| piece_units(layout, name, units)));
+            }
+            match has_units {
+                true => (t.emit(UnitSquares { unit_elements }, values)?[0], Squares::Pieces(pieces)),
+                false => (t.emit(UnitSquaredNorm { unit_elements }, values)?[0], Squares::Whole),
+            }
         }
     })
+}
+
+/// The units of a gradient of which each rank has pieces of so many units.
+fn piece_units(layout: &Layout, name: &str, units: usize) -> PieceUnits {
+    let ParameterCut { parts, shard: RowShard { groups, first, .. }, .. } = layout.cuts()[name];
+    // Otherwise all ranks of the group have the part.
+    match layout.cuts_state() {
+        true => PieceUnits { parts, shard: groups, first, units },
+        false => PieceUnits { parts, shard: Groups::world(1), first: 0, units },
+    }
 }
 
 /// Appends the update of the biases of routers, from the loads of the step.

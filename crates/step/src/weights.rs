@@ -4,6 +4,7 @@ use crate::error::LearnError;
 use crate::layout::{HeldRows, Layout};
 use crate::programs;
 use std::time::Instant;
+use xtrain_model::decoder::io;
 use xtrain_model::{Architecture, Init, Numerics};
 use xtrain_program::{Program, StateKind};
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry};
@@ -68,9 +69,16 @@ impl Weights {
         self.engine.memory_bytes()
     }
 
-    /// Loads a program over these weights.
+    /// Loads a program over these weights, and tells it which experts this rank has.
     pub fn load(&mut self, program: Program) -> Result<ProgramId, LearnError> {
-        Ok(self.engine.load(program)?)
+        let shares_experts = program.input(io::PLACE).is_some();
+        let id = self.engine.load(program)?;
+        if shares_experts {
+            let parallel = self.layout.parallel();
+            let place = parallel.expert_groups().place(parallel.rank.index) as u32;
+            self.engine.write_input(id, io::PLACE, bytemuck::bytes_of(&place))?;
+        }
+        Ok(id)
     }
 
     /// Adds values of `kind` that no program loaded so far has, such as the scales of casts of a program that

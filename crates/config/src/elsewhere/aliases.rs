@@ -271,6 +271,11 @@ pub(super) const ROWS: &[(&str, &str)] = &[
         "replicate num_replicas dp_replicate data_parallel_replicate_degree \
          num_distributed_optimizer_instances replicate_degree dp_replicate_size dp_replicate_degree",
     ),
+    (
+        "parallel.expert",
+        "ep ep_size ep_degree expert_parallel expert_parallel_degree expert_parallel_size \
+         expert_model_parallel_size autoep_size moe_expert_parallel_size",
+    ),
     ("parallel.reduce", "reduction gradient_reduction deterministic_reduce"),
     ("parallel.reduce=same-world", "default rank ranks sum"),
     ("parallel.reduce=any-world", "deterministic reproducible exact tree any"),

@@ -24,6 +24,11 @@ section! {
         /// within nodes. Must divide the number of ranks; with one process it has no effect.
         #[schemars(range(min = 1), extend("x-unit" = "groups"))]
         pub replicas: usize = 1,
+        /// Consecutive ranks that share the experts of each block (expert parallelism): a rank holds and
+        /// computes its own, and tokens travel to them. Must divide the ranks of a replica and the experts of
+        /// a block; with one process it has no effect.
+        #[schemars(range(min = 1, max = 64), extend("x-unit" = "ranks"))]
+        pub expert: usize = 1,
         /// Order in which the gradients of micro-batches are added.
         pub reduce: Reduce = Reduce::SameWorld,
         /// Type in which ranks send gradients to each other. They are always added in fp32. `"bf16"` sends
@@ -57,9 +62,9 @@ impl ParallelConfig {
     pub fn parallel(&self, rank: Rank, micro_steps: usize) -> Parallel {
         Parallel {
             rank,
-            // One process has no other to hold a replica.
+            // One process has no other to hold a replica, or some of the experts.
             replicas: if rank.is_alone() { 1 } else { self.replicas },
-            expert: 1,
+            expert: if rank.is_alone() { 1 } else { self.expert },
             shard: self.shard,
             reduce: self.reduce,
             tree_micro_steps: if self.reduce.is_any_world() { micro_steps } else { 1 },

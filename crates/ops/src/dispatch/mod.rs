@@ -152,6 +152,9 @@ pub struct DispatchOwn {
 }
 
 impl DispatchOwn {
+    /// The number of the output `source_starts`.
+    pub(crate) const SOURCE_STARTS: usize = 5;
+
     /// The rows that any routing of the tokens of all ranks fits into, if each token has `top_k` distinct
     /// experts.
     pub fn capacity(&self, tokens: usize, top_k: usize) -> usize {

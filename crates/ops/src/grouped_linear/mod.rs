@@ -15,16 +15,19 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
+use crate::dispatch::DispatchOwn;
 use crate::grouped_scaled_matmul::GroupedScaledMatmul;
 use crate::groups::Groups;
 use crate::on_gpu::OnGpu;
 use crate::ragged::PORTABLE;
+use crate::sum_ranks::SumSources;
 use crate::{int_vector, matrix};
+use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{
     Arithmetic, Backward, Cost, Differentiable, Gemms, LinearGemm, Op, OpError, OpGemm, Operand,
-    OperandSource, Role, ScaledGemm,
+    OperandSource, Role, ScaledGemm, ValueId,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -78,8 +81,18 @@ impl Differentiable for GroupedLinear {
         let (x, w, starts) = (cx.input(0), cx.input(1), cx.input(STARTS));
         // wgrad comes first: it may be the last op that reads x, so that dx can take x's memory.
         if cx.wants(1) {
-            let wgrad = GroupedWgrad { groups: self.0, out: cx.grad_dtype(1) };
-            let dw = cx.emit(Role::Wgrad, wgrad, &[dy, x, starts])?[0];
+            let dw = match by_source(cx) {
+                None => {
+                    let wgrad = GroupedWgrad { groups: self.0, out: cx.grad_dtype(1) };
+                    cx.emit(Role::Wgrad, wgrad, &[dy, x, starts])?[0]
+                }
+                Some((ranks, starts)) => {
+                    let groups = Groups { experts: self.0.experts * ranks, ..self.0 };
+                    let wgrad = GroupedWgrad { groups, out: DType::F32 };
+                    let of_ranks = cx.emit(Role::Wgrad, wgrad, &[dy, x, starts])?;
+                    cx.emit(Role::Wgrad, SumSources { experts: self.0.experts, ranks }, &of_ranks)?[0]
+                }
+            };
             cx.set_grad(1, dw)?;
         }
         if cx.wants(0) {
@@ -88,6 +101,14 @@ impl Differentiable for GroupedLinear {
         }
         Ok(())
     }
+}
+
+/// The ranks by whose tokens the rows of an expert are divided, and where those of each begin, if they are
+/// ([`DispatchOwn::by_source`]). The gradient of a weight is then summed rank by rank.
+fn by_source(cx: &Backward<'_>) -> Option<(usize, ValueId)> {
+    let dispatch = cx.producer(STARTS)?;
+    let op = (dispatch.code.op() as &dyn Any).downcast_ref::<DispatchOwn>()?;
+    op.by_source.then(|| (op.ranks, dispatch.outputs[DispatchOwn::SOURCE_STARTS].value))
 }
 
 /// `(dy_co, w_(E*o)i, starts) -> dx_ci`: dx = dy w_e in the rows of expert e. Rows after `starts[E]` are

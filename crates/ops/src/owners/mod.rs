@@ -1,5 +1,5 @@
-//! The combine step of expert parallelism, after [`crate::dispatch::DispatchOwn`]: what a rank's tokens get
-//! back from the ranks that own their experts.
+//! The exchanges of expert parallelism: the gathers before [`crate::dispatch::DispatchOwn`], and the combine
+//! step, in which a rank's tokens get the results of the ranks that own their experts.
 //!
 //! A rank owns n experts, those from `rank * n` on. What a rank sends for a token without an expert there is
 //! never read: it may be anything, even NaN, and need not be sent.
@@ -8,6 +8,7 @@
 
 mod cpu;
 mod cuda;
+mod gather;
 #[cfg(test)]
 mod layer_tests;
 #[cfg(any(test, feature = "samples"))]
@@ -15,11 +16,14 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
+pub use gather::{GatherGates, GatherTokens, Sharing};
+
+use crate::collective::AllGather;
 use crate::dispatch::ids_of;
 use crate::on_gpu::OnGpu;
 use crate::permute::ensure_shared;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Cost, Op, OpError, Operand};
+use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};
 
 /// The most ranks whose parts [`SumOwners`] adds: bits of a token's owners in its GPU kernel.
@@ -31,6 +35,9 @@ const MAX_RANKS: usize = 64;
 /// It is a binary tree over the ranks as in [`SumRanks`](crate::sum_ranks::SumRanks), in which a rank without
 /// an expert of the token is left out, and not added as 0. A token without experts, whose ids are negative,
 /// has `shared` alone, or zeros.
+///
+/// x must be the output of [`AllToAll`](crate::collective::AllToAll), to which each rank has passed its part
+/// for the tokens of all ranks. The gradient of that part is the gathered gradient of the sums.
 ///
 /// It adds the parts of up to 64 ranks. The sum of the trees of
 /// [`UnpermuteTree`](crate::permute::UnpermuteTree) has equal bits for numbers of ranks that divide the
@@ -96,6 +103,24 @@ impl Op for SumOwners {
         let read = inputs[0].bytes() / ranks.max(1) * ranks.min(top_k);
         let others = inputs[1..].iter().chain(outputs).map(|ty| ty.bytes()).sum::<usize>();
         Cost::of_bytes((read + others) as f64)
+    }
+}
+
+impl Differentiable for SumOwners {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dsum) = cx.grad(0) else { return Ok(()) };
+        if cx.wants(0) {
+            let exchange = cx.producer(0).and_then(|i| i.code.op().collective());
+            let (_, groups) =
+                exchange.ok_or_else(|| OpError("x must be what ranks have exchanged".into()))?;
+            let gather = AllGather { groups, first: 0, rows: groups.size * cx.ty(dsum).shape[0] };
+            let gathered = cx.emit(Role::Dgrad, gather, &[dsum])?[0];
+            cx.set_exchanged_grad(0, gathered)?;
+        }
+        match cx.input_count() {
+            3 => cx.set_grad(2, dsum),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
-//! CPU kernels of [`Permute`], [`Unpermute`], [`UnpermuteTree`] and the ops of gates.
+//! CPU kernels of [`Permute`], [`PermuteByTree`], [`Unpermute`], [`UnpermuteTree`] and the ops of gates.
 
-use super::{Permute, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
+use super::{Permute, PermuteByTree, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
 use crate::host::rows::{add_into, for_row_blocks};
 use crate::host::tree;
 use rayon::prelude::*;
@@ -19,6 +19,12 @@ impl CpuKernel for Permute {
                 Err(_) => row.fill(0),
             }
         });
+    }
+}
+
+impl CpuKernel for PermuteByTree {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        Permute.run(&inputs[..3], outputs);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Launches of the GPU kernels of [`Permute`], [`Unpermute`], [`UnpermuteTree`] and the ops of gates.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Permute, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
+use super::{Permute, PermuteByTree, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
 use crate::device::{Floats, elementwise_launch, row_launch, suffix};
 use crate::sparse_tree::SPARSE_TREE;
 use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Operands, Work, kernel_struct};
@@ -94,6 +94,12 @@ impl CudaKernel for Permute {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (tokens, rows) = (operands.inputs[0].ty.shape.rows_cols().0, operands.inputs[1].ty.numel());
         of_rows(gpu, "permute", operands, tokens + rows.div_ceil(EMPTY))
+    }
+}
+
+impl CudaKernel for PermuteByTree {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        Permute.prepare(gpu, &Operands { inputs: &operands.inputs[..3], ..*operands })
     }
 }
 

@@ -239,7 +239,7 @@ impl Op for UnpermuteTree {
         let [tokens, top_k] = copies(inputs[1], inputs[2])?;
         let (_, width) = matrix("y", inputs[0])?;
         float_shaped("y", inputs[0], &[inputs[1].numel(), width])?;
-        OpError::ensure(inputs[3] == inputs[2], || format!("ids must be {}, not {}", inputs[2], inputs[3]))?;
+        ensure_ids(inputs[2], inputs[3])?;
         OpError::ensure(top_k <= Self::MAX_TOP_K, || {
             format!("a token must have at most {} experts, not {top_k}", Self::MAX_TOP_K)
         })?;
@@ -259,6 +259,50 @@ impl Op for UnpermuteTree {
         let rows = inputs[0].dtype.bytes(inputs[2].numel().min(inputs[1].numel()) * inputs[0].shape[1]);
         Cost::of_bytes((rows + added + outputs[0].bytes()) as f64)
     }
+}
+
+/// `(x_td, sources_c i32, rows_tk i32, ids_tk i32) -> y_cd`: [`Permute`] whose backward adds the gradients of a
+/// token's rows by this tree. Without `rounded` these sums are not rounded to the type of x: other ranks have
+/// the rest of the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PermuteByTree(pub UnpermuteTree);
+
+impl Op for PermuteByTree {
+    fn name(&self) -> &'static str {
+        "permute_by_tree"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::arity("permute_by_tree", inputs, 4)?;
+        ensure_ids(inputs[2], inputs[3])?;
+        Permute.infer(&inputs[..3])
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        Permute.operand(input)
+    }
+
+    fn is_cheap(&self, output: usize) -> bool {
+        Permute.is_cheap(output)
+    }
+}
+
+impl Differentiable for PermuteByTree {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dy) = cx.grad(0) else { return Ok(()) };
+        let inputs = [dy, cx.input(1), cx.input(2), cx.input(3)];
+        let dx = cx.emit(Role::Dgrad, self.0, &inputs)?[0];
+        if self.0.rounded { cx.set_grad(0, dx) } else { cx.set_unrounded_grad(0, dx) }
+    }
+}
+
+impl OnGpu for PermuteByTree {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+}
+
+/// Checks that `ids` names the expert of each copy in `rows`.
+fn ensure_ids(rows: TensorType, ids: TensorType) -> Result<(), OpError> {
+    OpError::ensure(ids == rows, || format!("ids must be {rows}, not {ids}"))
 }
 
 impl Differentiable for UnpermuteTree {

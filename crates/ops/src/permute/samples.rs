@@ -1,6 +1,6 @@
 //! Samples of [`Permute`], [`Unpermute`], [`UnpermuteTree`] and the ops of gates.
 
-use super::{Permute, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
+use super::{Permute, PermuteByTree, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
 use crate::dispatch::samples::Routing;
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::TensorType;
@@ -8,10 +8,15 @@ use xtrain_tensor::TensorType;
 /// The sources and rows of `tokens` tokens with `top_k` of `experts` experts each, from a multiple of `align`
 /// on; the last token has no rows.
 pub(crate) fn routing(tokens: usize, top_k: usize, experts: usize, align: usize) -> [SampleInput; 2] {
+    let ids = experts_of(tokens, top_k, experts);
+    Routing::from_experts(&ids, experts, align, align).sources_and_rows(&ids, top_k)
+}
+
+/// The expert of each copy; None for those of the last token.
+fn experts_of(tokens: usize, top_k: usize, experts: usize) -> Vec<Option<usize>> {
     let expert = |copy: usize| (copy / top_k + copy % top_k * 2) % experts;
     let live = (tokens - 1) * top_k;
-    let ids: Vec<_> = (0..tokens * top_k).map(|copy| (copy < live).then(|| expert(copy))).collect();
-    Routing::from_experts(&ids, experts, align, align).sources_and_rows(&ids, top_k)
+    (0..tokens * top_k).map(|copy| (copy < live).then(|| expert(copy))).collect()
 }
 
 /// The capacity of a routing.
@@ -37,6 +42,17 @@ fn all(
 
 fn permute([sources, rows]: [SampleInput; 2], width: usize, [tokens, ..]: [usize; 4]) -> Sample {
     Sample::forward(Permute, [SampleInput::activation([tokens, width]), sources, rows])
+}
+
+fn permute_by_tree(
+    [sources, rows]: [SampleInput; 2],
+    width: usize,
+    [tokens, top_k, experts, _]: [usize; 4],
+) -> Sample {
+    let tree = UnpermuteTree { experts, groups: UnpermuteTree::groups_of(experts), rounded: true };
+    let ids = experts_of(tokens, top_k, experts).into_iter().map(|id| id.map_or(-1, |id| id as i32));
+    let ids = SampleInput::integers([tokens, top_k], ids);
+    Sample::forward(PermuteByTree(tree), [SampleInput::activation([tokens, width]), sources, rows, ids])
 }
 
 fn unpermute(routing: [SampleInput; 2], width: usize, [tokens, top_k, ..]: [usize; 4]) -> Sample {
@@ -77,6 +93,20 @@ impl Sampled for Permute {
 
     fn gpu_samples() -> Vec<Sample> {
         all(&ON_GPU, permute)
+    }
+}
+
+impl Sampled for PermuteByTree {
+    fn samples() -> Vec<Sample> {
+        all(&SMALL, permute_by_tree)
+    }
+
+    fn large() -> Sample {
+        large(permute_by_tree)
+    }
+
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
     }
 }
 

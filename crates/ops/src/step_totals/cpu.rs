@@ -26,13 +26,12 @@ impl CpuKernel for StepTotals {
         let ranks: Vec<&[f64]> = words.chunks(self.words()).collect();
         let squared_norm = match &self.squares {
             Squares::Whole => ranks[0][0],
-            Squares::Pieces { ranks: count, pieces } => {
+            Squares::Pieces(pieces) => {
                 let mut before = 0;
-                let of_gradient = |&PieceUnits { first, units }: &PieceUnits| {
-                    let place = before..before + units;
+                let of_gradient = |gradient: &PieceUnits| {
+                    let place = before..before + gradient.units;
                     before = place.end;
-                    let pieces = (0..*count).map(|piece| ranks[(first + piece) % count]);
-                    pieces.flat_map(|rank| rank[place.clone()].iter()).sum::<f64>()
+                    gradient.ranks().flat_map(|rank| ranks[rank][place.clone()].iter()).sum::<f64>()
                 };
                 pieces.iter().map(of_gradient).sum()
             }

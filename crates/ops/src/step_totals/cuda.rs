@@ -1,7 +1,7 @@
 //! Launches of the GPU kernels of [`RankWords`] and [`StepTotals`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Losses, RankWords, Squares, StepTotals};
+use super::{Losses, PieceUnits, RankWords, Squares, StepTotals};
 use crate::device::table;
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
@@ -36,9 +36,14 @@ kernel_struct! {
     }
 
     struct Gradient {
+        parts: u32,
+        part_stride: u32,
+        pieces: u32,
+        piece_stride: u32,
         first: u32,
         units: u32,
         before: u32,
+        padding: u32,
     }
 
     struct TotalsArguments {
@@ -59,9 +64,6 @@ kernel_struct! {
         micro_batches: u32,
         columns: u32,
         count: u32,
-        /// Ranks whose squares are added.
-        square_ranks: u32,
-        padding: u32,
     }
 }
 
@@ -97,22 +99,29 @@ impl CudaKernel for StepTotals {
     fn workspace(&self, _: &[TensorType]) -> Vec<TensorType> {
         match &self.squares {
             Squares::Whole => Vec::new(),
-            Squares::Pieces { pieces, .. } => vec![TensorType::new(DType::F64, [pieces.len()])],
+            Squares::Pieces(pieces) => vec![TensorType::new(DType::F64, [pieces.len()])],
         }
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let output = |n: usize| operands.outputs[n].place;
         let words = operands.inputs[0];
-        let (mut before, mut square_ranks) = (0, 0);
+        let mut before = 0;
         let gradients: Vec<Gradient> = match &self.squares {
             Squares::Whole => Vec::new(),
-            Squares::Pieces { ranks, pieces } => {
-                square_ranks = *ranks as u32;
-                let gradient = |piece: &super::PieceUnits| {
-                    let units = piece.units as u32;
-                    before += units;
-                    Gradient { first: piece.first as u32, units, before: before - units }
+            Squares::Pieces(pieces) => {
+                let gradient = |&PieceUnits { parts, shard, first, units }: &PieceUnits| {
+                    before += units as u32;
+                    Gradient {
+                        parts: parts.size as u32,
+                        part_stride: parts.stride as u32,
+                        pieces: shard.size as u32,
+                        piece_stride: shard.stride as u32,
+                        first: first as u32,
+                        units: units as u32,
+                        before: before - units as u32,
+                        padding: 0,
+                    }
                 };
                 pieces.iter().map(gradient).collect()
             }
@@ -135,8 +144,6 @@ impl CudaKernel for StepTotals {
             micro_batches: self.micro_batches as u32,
             columns: self.columns() as u32,
             count,
-            square_ranks,
-            padding: 0,
         };
         let function = gpu.function(&SOURCE, &[], "step_totals")?;
         Ok(Work::new(move |stream| {

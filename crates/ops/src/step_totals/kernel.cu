@@ -20,11 +20,17 @@ struct WordsArguments {
     u32 padding;
 };
 
-// The units of a gradient: of each piece, and the words of a rank before them.
+// The units of a gradient: of each piece, and the words of a rank before them. Ranks have parts, and of these
+// pieces, whose first is at the place `first` of a part's ranks.
 struct Gradient {
+    u32 parts;
+    u32 part_stride;
+    u32 pieces;
+    u32 piece_stride;
     u32 first;
     u32 units;
     u32 before;
+    u32 padding;
 };
 
 struct TotalsArguments {
@@ -44,9 +50,6 @@ struct TotalsArguments {
     u32 micro_batches;
     u32 columns;
     u32 count;
-    // Ranks whose squares are added.
-    u32 square_ranks;
-    u32 padding;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) rank_words(WordsArguments args) {
@@ -78,10 +81,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_totals(TotalsArgument
     for (u32 n = threadIdx.x; n < args.count; n += THREADS) {
         Gradient gradient = args.gradients[n];
         double sum = 0.0;
-        for (u32 piece = 0; piece < args.square_ranks; piece++) {
-            const double* rank = args.words + (u64)((gradient.first + piece) % args.square_ranks) * args.rank_words;
+        for (u32 piece = 0; piece < gradient.parts * gradient.pieces; piece++) {
+            u32 part = piece / gradient.pieces, place = (gradient.first + piece) % gradient.pieces;
+            u64 rank = part * gradient.part_stride + place * gradient.piece_stride;
+            const double* words = args.words + rank * args.rank_words;
 #pragma unroll 8
-            for (u32 unit = 0; unit < gradient.units; unit++) sum += rank[gradient.before + unit];
+            for (u32 unit = 0; unit < gradient.units; unit++) sum += words[gradient.before + unit];
         }
         args.sums[n] = sum;
     }

@@ -16,7 +16,7 @@ mod tests;
 
 use crate::on_gpu::OnGpu;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Op, OpError, Operand};
+use xtrain_program::{Groups, Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
 /// Words after those of squares and losses: 1 if an amax is not finite, 1 if the rank asks to stop.
@@ -95,23 +95,38 @@ impl Op for RankWords {
 pub enum Squares {
     /// One word: the squared norm of all gradients, which every rank has.
     Whole,
-    /// The units of a piece of each gradient, or one unit of all gradients, on the first `ranks` ranks. Those
-    /// of further ranks are not read: they are of the same pieces.
-    Pieces {
-        /// Ranks that have a piece of their own.
-        ranks: usize,
-        /// The pieces.
-        pieces: Vec<PieceUnits>,
-    },
+    /// The units of the pieces of each gradient, or one unit of all gradients.
+    Pieces(Vec<PieceUnits>),
 }
 
-/// The units of the pieces of a gradient.
+/// The units of a gradient, of which ranks have pieces. Words of other ranks are not read: they are of the
+/// same pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PieceUnits {
-    /// The rank of the first piece.
+    /// Ranks that have different parts of the gradient, in the order of its rows.
+    pub parts: Groups,
+    /// Ranks that have a piece of a part each.
+    pub shard: Groups,
+    /// The place of the first piece in `shard`.
     pub first: usize,
     /// Units of a piece.
     pub units: usize,
+}
+
+impl PieceUnits {
+    /// A unit that every rank has.
+    pub const WHOLE: PieceUnits =
+        PieceUnits { parts: Groups::world(1), shard: Groups::world(1), first: 0, units: 1 };
+
+    /// The ranks that have the pieces, in the order of its rows.
+    fn ranks(&self) -> impl Iterator<Item = usize> {
+        let PieceUnits { parts, shard, first, .. } = *self;
+        let of_part = move |part: usize| {
+            let place = move |piece: usize| (first + piece) % shard.size;
+            (0..shard.size).map(move |piece| part * parts.stride + place(piece) * shard.stride)
+        };
+        (0..parts.size).flat_map(of_part)
+    }
 }
 
 /// `words f64[n, U + ck + 2] -> (grad_norm f32[], loss f32[], objective f32[], amax f32[1], stop u32[]
@@ -136,7 +151,7 @@ impl StepTotals {
     fn square_words(&self) -> usize {
         match &self.squares {
             Squares::Whole => 1,
-            Squares::Pieces { pieces, .. } => pieces.iter().map(|piece| piece.units).sum(),
+            Squares::Pieces(pieces) => pieces.iter().map(|piece| piece.units).sum(),
         }
     }
 
@@ -158,9 +173,11 @@ impl Op for StepTotals {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("step_totals", inputs, 1)?;
-        let least = match self.squares {
+        let least = match &self.squares {
             Squares::Whole => 1,
-            Squares::Pieces { ranks, .. } => ranks.max(1),
+            Squares::Pieces(pieces) => {
+                pieces.iter().flat_map(PieceUnits::ranks).max().map_or(1, |last| last + 1)
+            }
         };
         let is_words = inputs[0].dtype == DType::F64
             && matches!(*inputs[0].shape, [ranks, words] if ranks >= least && words == self.words());

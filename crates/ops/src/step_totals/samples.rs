@@ -2,6 +2,7 @@
 
 use super::{FLAGS, PieceUnits, RankWords, Squares, StepTotals};
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
+use xtrain_program::Groups;
 use xtrain_tensor::{DType, TensorType};
 
 impl Sampled for RankWords {
@@ -47,16 +48,24 @@ fn of_units(units: usize, micro_batches: usize, sources: usize) -> Sample {
     Sample::plain(RankWords, [squares, losses, SampleInput::flag(1), amax])
 }
 
+/// Gradients that so many ranks have pieces of, with the rank of the first piece and the units of a piece.
+pub(super) fn pieces(ranks: usize, gradients: &[(usize, usize)]) -> Squares {
+    let shard = Groups::world(ranks);
+    let units = |&(first, units): &(usize, usize)| PieceUnits { shard, first, units, ..PieceUnits::WHOLE };
+    Squares::Pieces(gradients.iter().map(units).collect())
+}
+
 impl Sampled for StepTotals {
     fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
         GpuTolerance::Exact
     }
 
     fn samples() -> Vec<Sample> {
-        let pieces = |ranks, pieces: &[(usize, usize)]| {
-            let pieces = pieces.iter().map(|&(first, units)| PieceUnits { first, units }).collect();
-            Squares::Pieces { ranks, pieces }
-        };
+        // Two ranks with parts of experts, which two others have too, and three pieces of each part.
+        let parts = Groups::world(2);
+        let shared = PieceUnits { parts, units: 2, ..PieceUnits::WHOLE };
+        let cut = PieceUnits { parts, shard: Groups { size: 3, stride: 2 }, first: 1, units: 3 };
+        let of_parts = |units: &[PieceUnits]| Squares::Pieces(units.to_vec());
         vec![
             words_of(1, Squares::Whole, [1, 0], None),
             words_of(3, pieces(3, &[(0, 1)]), [1, 3], None),
@@ -64,12 +73,19 @@ impl Sampled for StepTotals {
             words_of(4, pieces(4, &[(0, 3), (2, 1), (3, 5)]), [2, 2], None),
             words_of(6, pieces(3, &[(0, 3), (2, 1), (1, 5)]), [2, 2], None),
             words_of(37, pieces(37, &[(0, 1)]), [1, 0], None),
+            words_of(4, of_parts(&[PieceUnits::WHOLE, shared]), [2, 1], None),
+            words_of(
+                12,
+                of_parts(&[cut, PieceUnits { units: 4, ..PieceUnits::WHOLE }, shared]),
+                [1, 2],
+                None,
+            ),
         ]
     }
 
     fn large() -> Sample {
-        let pieces = (0..400).map(|n| PieceUnits { first: n % 8, units: 1 + n % 3 }).collect();
-        words_of(8, Squares::Pieces { ranks: 8, pieces }, [5, 150], None)
+        let units: Vec<_> = (0..400).map(|n| (n % 8, 1 + n % 3)).collect();
+        words_of(8, pieces(8, &units), [5, 150], None)
     }
 
     /// An amax that is not finite.

@@ -1,7 +1,9 @@
 //! Tests of the words of ranks and of their sums.
 
+use super::samples::pieces;
 use super::{PieceUnits, RankWords, Squares, StepTotals};
 use crate::run_op::{run, tensor};
+use xtrain_program::Groups;
 use xtrain_tensor::{DType, HostTensor};
 
 /// The words of a rank with these numbers.
@@ -24,7 +26,7 @@ fn totals_of(op: &StepTotals, ranks: &[Vec<f64>]) -> Vec<f64> {
 
 /// The totals of ranks with a part of all gradients each.
 fn totals(ranks: &[Vec<f64>]) -> Vec<f64> {
-    let squares = Squares::Pieces { ranks: ranks.len(), pieces: vec![PieceUnits { first: 0, units: 1 }] };
+    let squares = pieces(ranks.len(), &[(0, 1)]);
     totals_of(&StepTotals { squares, micro_batches: 1, sources: 0 }, ranks)
 }
 
@@ -115,11 +117,30 @@ fn units_are_added_in_the_order_of_their_gradients() {
         [&first[..2], &[second[2], 0.0], &flags[..]].concat(),
         [&first[2..], &second[..2], &flags[..]].concat(),
     ];
-    let pieces = vec![PieceUnits { first: 0, units: 2 }, PieceUnits { first: 1, units: 2 }];
-    let op = StepTotals { squares: Squares::Pieces { ranks: 2, pieces }, micro_batches: 1, sources: 0 };
+    let op = StepTotals { squares: pieces(2, &[(0, 2), (1, 2)]), micro_batches: 1, sources: 0 };
     let expected = (first.iter().sum::<f64>() + second.iter().sum::<f64>()).sqrt() as f32;
     assert_eq!(totals_of(&op, &ranks)[0], f64::from(expected));
     // Ranks of a second replica have the same squares, which do not count again.
     let replicas: Vec<_> = ranks.iter().chain(&ranks).cloned().collect();
     assert_eq!(totals_of(&op, &replicas)[0], f64::from(expected));
+}
+
+#[test]
+fn each_part_of_an_expert_counts_once() {
+    let flags = [0.0; 4];
+    // Four ranks: two parts of experts of two units, which two ranks have each; the last word is of a gradient
+    // that all ranks have.
+    let rank = |units: [f64; 2]| [&units[..], &[5.0], &flags[..]].concat();
+    let ranks = [rank([1.0, 2.0]), rank([3.0, 4.0]), rank([1.0, 2.0]), rank([3.0, 4.0])];
+    let parts = PieceUnits { parts: Groups::world(2), units: 2, ..PieceUnits::WHOLE };
+    let squares = Squares::Pieces(vec![parts, PieceUnits::WHOLE]);
+    let norm = totals_of(&StepTotals { squares, micro_batches: 1, sources: 0 }, &ranks)[0];
+    assert_eq!(norm, f64::from(15.0f64.sqrt() as f32));
+    // Each part is cut into two pieces of a unit, of which the first belongs to the second rank of the part.
+    let cut = PieceUnits { shard: Groups { size: 2, stride: 2 }, first: 1, units: 1, ..parts };
+    let ranks =
+        [[2.0, 0.0], [4.0, 0.0], [1.0, 0.0], [3.0, 0.0]].map(|of_rank| [&of_rank[..], &flags[..]].concat());
+    let squares = Squares::Pieces(vec![cut, PieceUnits::WHOLE]);
+    let norm = totals_of(&StepTotals { squares, micro_batches: 1, sources: 0 }, &ranks)[0];
+    assert_eq!(norm, f64::from(10.0f64.sqrt() as f32));
 }

@@ -40,26 +40,28 @@ fn waited_for(planned: &Planned, timeline: &Timeline) -> String {
     let of_experts = is_mostly_experts(&spec.model);
     match payloads[0] {
         Payload::Weights if of_experts => {
-            "weights, most of them of experts: each GPU gathers all experts of a block in every micro-step, because \
-             expert parallelism is not supported"
+            "weights, most of them of experts: each GPU gathers all experts of a block in every micro-step; with \
+             parallel.expert, tokens travel to the experts instead"
                 .to_owned()
         }
         Payload::Weights => {
             let tokens = format::grouped(spec.batch.tokens() as u64);
             format!("weights, which are gathered for every micro-batch of {tokens} tokens")
         }
-        Payload::Gradients => format!(
-            "sums of gradients{}{}",
-            match of_experts {
-                true => ", most of them of experts: each GPU has gradients of all, because expert parallelism is not supported",
+        Payload::Gradients => {
+            let often =
+                if spec.parallel.cuts_gradients() { ", which every micro-step exchanges" } else { "" };
+            let experts = match of_experts {
+                true => ", most of them of experts; with parallel.expert, each GPU has gradients of its own experts alone",
                 false => "",
-            },
-            match (spec.parallel.cuts_gradients(), of_experts) {
-                (true, true) => ", and every micro-step exchanges them",
-                (true, false) => ", which every micro-step exchanges",
-                (false, _) => "",
-            }
-        ),
+            };
+            format!("sums of gradients{often}{experts}")
+        }
+        Payload::Tokens => {
+            "tokens that travel to the experts of other GPUs; larger micro-batches, or fewer GPUs in parallel.expert, send fewer bytes \
+             for each GEMM"
+                .to_owned()
+        }
         Payload::Copies => "copies of updated weights".to_owned(),
         Payload::Numbers => "numbers of the step, such as its loss".to_owned(),
     }

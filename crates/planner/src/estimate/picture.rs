@@ -47,6 +47,7 @@ fn work(instance: &Instance) -> Work {
         return match Payload::from_instance(instance) {
             Payload::Weights => Work::Weights,
             Payload::Gradients => Work::Gradients,
+            Payload::Tokens => Work::Tokens,
             Payload::Copies => Work::Copies,
             Payload::Numbers => Work::Numbers,
         };

@@ -112,11 +112,51 @@ impl Backward<'_> {
         if let Some(&p) = self.parameters.get(&input) {
             return self.bind_parameter_gradient(p, grad);
         }
-        let sum = match self.grads.get(&input) {
+        self.add_grad(input, grad)
+    }
+
+    /// As [`Backward::set_grad`], for a gradient of an activation in its compute type: a sum whose other
+    /// summands are on other ranks, so that it is not rounded yet.
+    pub fn set_unrounded_grad(&mut self, n: usize, grad: ValueId) -> Result<(), OpError> {
+        let input = self.input(n);
+        let expected = self.ty(input).with_dtype(self.ty(input).dtype.compute());
+        OpError::ensure(self.ty(grad) == expected && !self.parameters.contains_key(&input), || {
+            format!(
+                "unrounded gradient of input {n} is {}, expected {expected} of an activation",
+                self.ty(grad)
+            )
+        })?;
+        if self.wants(n) { self.add_grad(input, grad) } else { Ok(()) }
+    }
+
+    /// The instance that computes the n-th input; None for a parameter, another state or an input of the
+    /// program.
+    pub fn producer(&self, n: usize) -> Option<&Instance> {
+        let computes = |i: &&Instance| i.outputs.iter().any(|o| o.value == self.input(n));
+        self.program.instances[..self.current].iter().rev().find(computes)
+    }
+
+    /// Sets the gradient of the tensor that this rank passes to the collective which computes the n-th input,
+    /// or adds to it. The gradient has been exchanged between ranks already, so the collective has no
+    /// backward. It may have another float type than the tensor.
+    pub fn set_exchanged_grad(&mut self, n: usize, grad: ValueId) -> Result<(), OpError> {
+        let is_collective = |i: &&Instance| i.code.op().collective().is_some();
+        let sent = self.producer(n).filter(is_collective).map(|i| i.inputs[0]);
+        let sent = sent.ok_or_else(|| OpError(format!("input {n} must be the output of a collective")))?;
+        let (ty, expected) = (self.ty(grad), self.ty(sent));
+        OpError::ensure(
+            ty.shape == expected.shape && ty.dtype.compute() == expected.dtype.compute(),
+            || format!("gradient of what ranks exchange for input {n} is {ty}, expected {expected}"),
+        )?;
+        if self.needs_grad[sent.0 as usize] { self.add_grad(sent, grad) } else { Ok(()) }
+    }
+
+    fn add_grad(&mut self, value: ValueId, grad: ValueId) -> Result<(), OpError> {
+        let sum = match self.grads.get(&value) {
             None => grad,
             Some(&earlier) => self.emit_code(Role::Dgrad, Code::Plain(self.ops.add()), &[earlier, grad])?[0],
         };
-        self.grads.insert(input, sum);
+        self.grads.insert(value, sum);
         Ok(())
     }
 

@@ -15,6 +15,7 @@ pub(crate) use instantiate::instantiate;
 use crate::{Lane, Op, Origin, Phase, RowShard, StateKind, Storage, Value, ValueId, When};
 use std::collections::HashMap;
 use std::sync::Arc;
+use xtrain_rank::Groups;
 use xtrain_tensor::TensorType;
 
 /// A step, or a part of one, as a flat list of op instances over values.
@@ -49,6 +50,9 @@ pub struct Parameter {
     pub gradient: Option<ValueId>,
     /// Its cut, if it is cut among ranks: master, compute copy and gradient are then the rows of this rank.
     pub shard: Option<RowShard>,
+    /// The ranks that together have the whole parameter, if no rank has it alone: amaxes of the whole are
+    /// their maxima.
+    pub amax_groups: Option<Groups>,
     /// The rows of this rank that ranks gather to cast the whole to FP8, if these are not the master's.
     pub cast_from: Option<ValueId>,
     /// The whole tensors that are gathered from all ranks after masters change.

@@ -45,13 +45,17 @@ pub(super) fn reduce(
         // The partial sums that exist before the last micro-step.
         Reduce::AnyWorld => Some(parallel.tree_micro_steps.next_power_of_two().ilog2() as usize),
     };
-    if levels.is_some() || parallel.cuts_gradients() {
-        overwrite_gradients(&mut program);
-    }
+    let reduced: HashSet<ValueId> = program
+        .parameters
+        .iter()
+        .filter(|p| is_reduced_in_each_micro_step(&cuts[&*p.name], levels, parallel))
+        .filter_map(|p| p.gradient)
+        .collect();
+    overwrite_gradients(&mut program, &reduced);
     let first_deferred = if parallel.rank.world_size > 1 { defer_wgrad(&mut program) } else { None };
     let reductions = reductions(&program);
     if parallel.cuts_gradients() {
-        put_in_slots(&mut program, parallel.prefetch_blocks);
+        put_in_slots(&mut program, &reduced, parallel.prefetch_blocks);
     }
     let instances = std::mem::take(&mut program.instances);
     let delay = if parallel.cuts_gradients() { parallel.prefetch_blocks } else { 1 };
@@ -136,18 +140,23 @@ fn reductions(program: &Program) -> Vec<Vec<usize>> {
     after
 }
 
-/// Makes every micro-step overwrite the gradients of the one before: the first writer overwrites, the others
-/// add.
-fn overwrite_gradients(program: &mut Program) {
-    let gradients: HashSet<ValueId> = program.parameters.iter().filter_map(|p| p.gradient).collect();
+/// True if every micro-step adds a parameter's gradient to sums, so that the next one overwrites it. Ranks that
+/// do not share a parameter with others add all micro-steps to its gradient, unless they add in a tree.
+fn is_reduced_in_each_micro_step(cut: &ParameterCut, levels: Option<usize>, parallel: &Parallel) -> bool {
+    levels.is_some() || (parallel.cuts_gradients() && cut.shard.groups.size > 1)
+}
+
+/// Makes every micro-step overwrite these gradients of the one before: the first writer overwrites, the
+/// others add.
+fn overwrite_gradients(program: &mut Program, gradients: &HashSet<ValueId>) {
     let outputs = program.instances.iter_mut().flat_map(|i| &mut i.outputs);
     for Output { mode, .. } in outputs.filter(|o| gradients.contains(&o.value)) {
         *mode = if *mode == WriteMode::AddAfterFirst { WriteMode::Assign } else { *mode };
     }
 }
 
-/// Puts the gradients of blocks in slots.
-fn put_in_slots(program: &mut Program, prefetch_blocks: usize) {
+/// Puts these gradients of blocks in slots.
+fn put_in_slots(program: &mut Program, gradients: &HashSet<ValueId>, prefetch_blocks: usize) {
     let mut blocks: HashMap<ValueId, Option<u32>> = HashMap::new();
     for instance in &program.instances {
         for output in &instance.outputs {
@@ -157,7 +166,9 @@ fn put_in_slots(program: &mut Program, prefetch_blocks: usize) {
     }
     let (mut slots, mut slot_of) = (Slots::new(prefetch_blocks), HashMap::new());
     for p in 0..program.parameters.len() {
-        let Some(gradient) = program.parameters[p].gradient else { continue };
+        let Some(gradient) = program.parameters[p].gradient.filter(|g| gradients.contains(g)) else {
+            continue;
+        };
         let block = blocks.get(&gradient).copied().flatten();
         let slot = slots.take(program, block, program.ty(gradient));
         slot_of.insert(gradient, slot);
@@ -242,12 +253,12 @@ impl ReducePass<'_> {
         let name = self.out.parameters[parameter].name.clone();
         let origin = Origin { block: None, site: name.clone(), role: Role::Reduce, stage: Stage::Backward };
         let (whole, parallel) = (self.out.ty(gradient), self.parallel);
+        let in_each_micro_step = is_reduced_in_each_micro_step(&cut, self.levels, parallel);
         let ParameterCut { shard: cut, replicas: replica_groups, .. } = cut;
         let (shards, replicas) = (cut.groups.size > 1, replica_groups.size > 1);
         let cuts_state = shards && parallel.cuts_state();
-        let in_each_micro_step = self.levels.is_some() || parallel.cuts_gradients();
         let levels = self.levels.unwrap_or(0);
-        if parallel.rank.world_size == 1 && levels == 0 {
+        if !shards && !replicas && levels == 0 {
             return Ok(());
         }
         if in_each_micro_step {
@@ -262,7 +273,7 @@ impl ReducePass<'_> {
         let gathers = shards && !cuts_state;
         let mut sum = gradient;
         if shards {
-            let accumulates = self.levels.is_none() && parallel.cuts_gradients();
+            let accumulates = self.levels.is_none() && in_each_micro_step;
             let is_total = levels == 0 && !replicas && !gathers;
             let target = is_total.then_some(total);
             let when = if in_each_micro_step { When::Always } else { When::Last };

@@ -14,8 +14,8 @@ use crate::programs;
 use crate::weights::Weights;
 use std::ops::ControlFlow;
 use std::time::Instant;
-use xtrain_model::Architecture;
 use xtrain_model::decoder::{Batch, Context, io};
+use xtrain_model::{Architecture, ExpertRanks};
 use xtrain_runtime::{Part, ProgramId};
 use xtrain_tensor::{DType, vectorized};
 
@@ -82,7 +82,8 @@ impl Generator {
         let capacity = tokens.clamp(1, weights.model().context().max(1));
         let prefill_tokens = weights.engine().busy_rows().min(capacity).next_multiple_of(PREFILL_TOKENS);
         // Padding of the last prefill chunk is written after the prompt.
-        let context = Context::Cache { capacity: capacity + prefill_tokens };
+        let expert_ranks = ExpertRanks::of_run(weights.layout().parallel());
+        let context = Context::Cache { capacity: capacity + prefill_tokens, expert_ranks };
         let mut load = |seq_len| {
             let batch = Batch { sequences: 1, seq_len };
             let program =

@@ -69,9 +69,10 @@ fn gradients_of_the_first_step_and_five_steps_are_near_one_process() {
     }
 }
 
-fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
+pub(crate) fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
     let alone = World::alone(world.recipe, world.tied, world.ranks * world.micro_steps);
-    let alone = World { sources: world.sources, layers: world.layers, ..alone }.run();
+    let World { sources, layers, experts, expert_count, seq_len, .. } = *world;
+    let alone = World { sources, layers, experts, expert_count, seq_len, ..alone }.run();
     let expected = whole_gradients(&alone);
     for (name, gradient) in whole_gradients(world.first_replica(ranks)) {
         let error = relative(&gradient, &expected[&name]);
@@ -139,6 +140,7 @@ pub(crate) fn equal_one_process(worlds: &[World]) {
         let one = World {
             ranks: 1,
             replicas: 1,
+            expert: 1,
             micro_steps: world.ranks * world.micro_steps,
             shard: Shard::None,
             ..world

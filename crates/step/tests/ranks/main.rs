@@ -5,6 +5,7 @@
 mod common;
 mod counting;
 mod equality;
+mod experts;
 mod programs;
 mod static_scales;
 mod traffic;

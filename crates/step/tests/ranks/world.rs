@@ -23,14 +23,12 @@ use xtrain_tensor::{DType, Philox, TILE};
 /// Steps of a run.
 pub(crate) const STEPS: usize = 5;
 
-const BATCH: Batch = Batch { sequences: 2, seq_len: 16 };
-
 /// A model of sizes that FP8 takes. Weights of the feed-forward consist of several blocks of 128 rows. With a
-/// family of experts, each token passes through 2 of 3, and in a family that has it one that all share.
+/// family of experts, each token passes through 2 of so many, and in a family that has it one that all share.
 /// Outputs of experts are 128 and `dim`.
-fn model(tied: bool, layers: usize, experts: Option<Family>, dim: usize) -> Architecture {
+fn model(tied: bool, layers: usize, experts: Option<Family>, count: usize, dim: usize) -> Architecture {
     let mixture = |family: Family| Mixture {
-        count: 3,
+        count,
         ffn_dim: 64,
         router: family.router().expect("a family with experts"),
         shared_ffn_dim: if family.shares_an_expert() { 64 } else { 0 },
@@ -101,6 +99,12 @@ pub(crate) struct World {
     pub(crate) sources: usize,
     /// The family of a mixture of experts, if it is one.
     pub(crate) experts: Option<Family>,
+    /// Experts of a block.
+    pub(crate) expert_count: usize,
+    /// Ranks that share experts.
+    pub(crate) expert: usize,
+    /// Tokens of a sequence.
+    pub(crate) seq_len: usize,
     /// Selects the orders of lanes, with the seed.
     pub(crate) orders: u32,
     /// Scales that do not change, if there are such.
@@ -169,9 +173,17 @@ impl World {
             layers: 2,
             sources: 0,
             experts: None,
+            expert_count: 3,
+            expert: 1,
+            seq_len: 16,
             orders: 0,
             scales: None,
         }
+    }
+
+    /// The shape of a micro-batch.
+    fn batch(&self) -> Batch {
+        Batch { sequences: 2, seq_len: self.seq_len }
     }
 
     /// The specification of the step on a rank.
@@ -179,7 +191,7 @@ impl World {
         let parallel = Parallel {
             rank: Rank { index: rank, world_size: self.ranks },
             replicas: self.replicas,
-            expert: 1,
+            expert: self.expert,
             shard: self.shard,
             reduce: self.reduce,
             tree_micro_steps: if self.reduce.is_any_world() { self.micro_steps } else { 1 },
@@ -190,8 +202,8 @@ impl World {
         // Blocks of weights do not cross experts.
         let has_blocks = self.experts.is_some() && self.recipe == Recipe::Fp8Block;
         let dim = if has_blocks { TILE } else { 48 };
-        let model = model(self.tied, self.layers, self.experts, dim);
-        let spec = training_spec::TrainingSpec { parallel, ..spec(model, BATCH) };
+        let model = model(self.tied, self.layers, self.experts, self.expert_count, dim);
+        let spec = training_spec::TrainingSpec { parallel, ..spec(model, self.batch()) };
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
         let mut spec = TrainingSpec { recipe: self.recipe, dropout: 0.1, ..spec };
         spec.loss.sources = self.sources;
@@ -281,16 +293,17 @@ impl World {
         let count = self.ranks * self.micro_steps;
         let seeds = (number * count..).take(count);
         let batches: Vec<TokenBatch> =
-            seeds.map(|seed| random_batch(BATCH, vocabulary, seed as u64)).collect();
+            seeds.map(|seed| random_batch(self.batch(), vocabulary, seed as u64)).collect();
         let counts =
             batches.iter().map(|batch| batch.counts()).fold(TokenCounts::default(), TokenCounts::plus);
         let step = Step { number: number as u64, lr: 1e-3, counts, micro_steps: self.micro_steps };
         for n in 0..self.micro_steps {
             let place = n * self.ranks + rank;
             // Sequences of the global batch take turns.
-            let first = place * BATCH.sequences;
+            let sequences = self.batch().sequences;
+            let first = place * sequences;
             let sources: Vec<usize> =
-                (first..first + BATCH.sequences).map(|sequence| sequence % self.sources.max(1)).collect();
+                (first..first + sequences).map(|sequence| sequence % self.sources.max(1)).collect();
             learner.name_sources(&sources).expect("sources");
             learner.micro_step(&step, n, &batches[place]).expect("a micro-step");
         }
@@ -311,9 +324,9 @@ pub(crate) fn learner(spec: TrainingSpec, communicator: Arc<dyn Communicator>, o
 fn gradients(learner: &mut Learner) -> BTreeMap<String, Vec<f32>> {
     let trained = learner.spec().model.parameters().into_iter().filter(|p| p.group.is_trained());
     let names: Vec<String> = trained.map(|p| p.name).collect();
-    let is_cut = learner.layout().cuts_state();
-    let kind = if is_cut { StateKind::ReducedGradient } else { StateKind::Gradient };
     let mut gradient = |name: String| {
+        let is_cut = learner.layout().cut_of(StateKind::Master, &name).is_some();
+        let kind = if is_cut { StateKind::ReducedGradient } else { StateKind::Gradient };
         let mut bytes = learner.read_state(kind, &name).expect("a gradient");
         // The rows of the gradient are those of the master.
         let master = learner.read_state(StateKind::Master, &name).expect("a master");
@@ -355,13 +368,29 @@ fn state(learner: &mut Learner) -> (State, State, BTreeMap<(StateKind, String), 
     (shared, saved, rows)
 }
 
+/// The pieces of ranks in the order of rows, those that several ranks have once.
+///
+/// # Panics
+/// If these have other bits on some rank.
+fn different<'a, T: PartialEq>(
+    ranks: impl Iterator<Item = (&'a HeldRows, &'a Vec<T>)>,
+) -> Vec<(&'a HeldRows, &'a Vec<T>)> {
+    let mut pieces: Vec<_> = ranks.collect();
+    pieces.sort_by_key(|(held, _)| (held.rows.start, held.rows.end));
+    pieces.dedup_by(|(held, bits), (other, of_other)| {
+        let is_same = held.rows == other.rows;
+        assert!(!is_same || bits == of_other, "ranks have other bits in their rows {:?}", held.rows);
+        is_same
+    });
+    pieces
+}
+
 /// The whole tensors of which each rank has all rows or its own.
 pub(crate) fn whole(ranks: &[RankRun]) -> State {
     let assemble = |key: &(StateKind, String)| match ranks[0].rows.get(key) {
         None => ranks[0].saved[key].clone(),
         Some(_) => {
-            let mut pieces: Vec<_> = ranks.iter().map(|rank| (&rank.rows[key], &rank.saved[key])).collect();
-            pieces.sort_by_key(|(held, _)| (held.rows.start, held.rows.end));
+            let pieces = different(ranks.iter().map(|rank| (&rank.rows[key], &rank.saved[key])));
             let covered: usize = pieces.iter().map(|(held, _)| held.rows.len()).sum();
             assert_eq!(covered, pieces[0].0.of, "the rows of {key:?}");
             pieces.into_iter().flat_map(|(_, bytes)| bytes.clone()).collect()
@@ -377,9 +406,7 @@ pub(crate) fn whole_gradients(ranks: &[RankRun]) -> BTreeMap<String, Vec<f32>> {
         if !ranks[0].rows.contains_key(&key) {
             return ranks[0].first_gradients[name].clone();
         }
-        let mut pieces: Vec<_> =
-            ranks.iter().map(|rank| (&rank.rows[&key], &rank.first_gradients[name])).collect();
-        pieces.sort_by_key(|(held, _)| (held.rows.start, held.rows.end));
+        let pieces = different(ranks.iter().map(|rank| (&rank.rows[&key], &rank.first_gradients[name])));
         pieces.into_iter().flat_map(|(_, values)| values.clone()).collect()
     };
     ranks[0].first_gradients.keys().map(|name| (name.clone(), assemble(name))).collect()

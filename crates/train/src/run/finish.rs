@@ -56,14 +56,14 @@ impl Run {
     /// True if this rank and all others generate samples, because each has a part of the weights alone. Rank
     /// 0 decides it.
     fn sample_together(&self, samples: bool) -> Result<bool, RunError> {
-        Ok(self.learner.layout().cuts_weights() && self.process_group.decide(|| Ok(samples))?)
+        Ok(self.learner.layout().forward_needs_all_ranks() && self.process_group.decide(|| Ok(samples))?)
     }
 
     fn export(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
         let (path, options) = (self.folder.hf(), exchange::export_options(&self.config));
         let (identity, tokenizer) = (&self.identity, &self.corpus.tokenizer);
         self.folder.claim_hf()?;
-        if self.learner.layout().cuts_state() {
+        if self.learner.layout().has_parts_of_masters() {
             // No rank has all rows, but all have written theirs.
             let checkpoint = self.checkpoints.store.checkpoint(self.position.step)?;
             let numerics = self.learner.spec().numerics();
@@ -114,7 +114,7 @@ impl Run {
         // One cache serves all prompts.
         let mut generator = Generator::new(self.learner.weights(), longest + eval.max_tokens)?;
         let stop = self.corpus.tokenizer.stop_tokens().to_vec();
-        let process_group = if self.learner.layout().cuts_weights() {
+        let process_group = if self.learner.layout().forward_needs_all_ranks() {
             self.process_group.clone()
         } else {
             ProcessGroup::alone()

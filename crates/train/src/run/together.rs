@@ -102,12 +102,12 @@ impl Run {
         let checksums = self.checksums()?;
         let all = self.process_group.gather(&checksums);
         let all = all.map_err(|error| exchange_error(self.position.step, "comparison of states", error))?;
-        let shards = self.learner.layout().parallel().shards();
-        // The rank at the same place of the first replica has the same rows, and rank 0 what all ranks hold.
-        // Copies that are gathered from wrong rows differ too, so rows come first.
-        let other_row = |(rank, row): (usize, &Vec<u64>)| row[1] != all[rank % shards][1];
+        let twin = |rank: usize| self.learner.layout().first_with_rows_of(rank);
+        // Rank 0 has what all ranks hold. Copies that are gathered from wrong rows differ too, so rows come
+        // first.
+        let other_row = |(rank, row): (usize, &Vec<u64>)| row[1] != all[twin(rank)][1];
         let other_copy = |(_, row): (usize, &Vec<u64>)| row[0] != all[0][0];
-        let of_rows = all.iter().enumerate().position(other_row).map(|rank| (rank, rank % shards));
+        let of_rows = all.iter().enumerate().position(other_row).map(|rank| (rank, twin(rank)));
         let of_copies = || all.iter().enumerate().position(other_copy).map(|rank| (rank, 0));
         match of_rows.or_else(of_copies) {
             None => Ok(()),
@@ -120,26 +120,25 @@ impl Run {
     }
 
     /// Checksums of the next part of the state that ranks hold alike: of what all hold, which are masters, or
-    /// the copies of them, scales and counters; and of the masters' rows, if other replicas have them.
+    /// the copies of them, scales and counters; and of what a rank has its rows or its experts of, if others
+    /// have the same.
     fn checksums(&mut self) -> Result<[u64; 2], RunError> {
+        let mut entries = self.learner.weights().engine().state_entries();
         let layout = self.learner.layout();
-        let (cuts_state, cuts_weights) = (layout.cuts_state(), layout.cuts_weights());
-        let has_replicas = layout.parallel().replicas > 1;
-        let is_of_rows = |entry: &StateEntry| cuts_state && entry.kind == StateKind::Master;
+        let has_twins = (0..layout.parallel().rank.world_size).any(|n| layout.first_with_rows_of(n) != n);
+        let is_of_rows = |entry: &StateEntry| layout.held(entry.kind, &entry.name).is_some();
         let is_compared = |entry: &StateEntry| match entry.kind {
-            StateKind::Master => !cuts_state || has_replicas,
-            StateKind::Compute | StateKind::Gathered => cuts_state && !cuts_weights,
-            StateKind::Counter | StateKind::Scale => true,
+            StateKind::Compute | StateKind::Gathered => layout.cuts_state() && !layout.cuts_weights(),
+            StateKind::Master | StateKind::Counter | StateKind::Scale => true,
             _ => false,
         };
-        let mut entries = self.learner.weights().engine().state_entries();
-        entries.retain(is_compared);
+        entries.retain(|entry| is_compared(entry) && (has_twins || !is_of_rows(entry)));
+        let of_rows: Vec<bool> = entries.iter().map(is_of_rows).collect();
         let sizes: Vec<usize> = entries.iter().map(|entry| entry.ty.bytes()).collect();
         let mut hashes = [Xxh3::new(), Xxh3::new()];
         for (value, part) in self.together.compared.advance(&sizes, COMPARED_BYTES) {
-            let entry = &entries[value];
-            let hash = &mut hashes[usize::from(is_of_rows(entry))];
-            hash.update(&self.learner.read_state_part(entry, part)?);
+            let hash = &mut hashes[usize::from(of_rows[value])];
+            hash.update(&self.learner.read_state_part(&entries[value], part)?);
         }
         Ok(hashes.map(|hash| hash.digest()))
     }

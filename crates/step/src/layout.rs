@@ -179,14 +179,28 @@ impl Layout {
     /// The rows of a state value that this rank has, if it does not have all.
     pub fn held(&self, kind: StateKind, name: &str) -> Option<HeldRows> {
         let (cut, rank) = (self.cuts.get(name)?, self.parallel.rank.index);
-        let is_by_rows =
-            matches!(kind, StateKind::Master | StateKind::Moment1 | StateKind::Moment2 | StateKind::Compute);
+        let is_by_rows = matches!(
+            kind,
+            StateKind::Master
+                | StateKind::Moment1
+                | StateKind::Moment2
+                | StateKind::Compute
+                | StateKind::Gathered
+        );
         let rows = match self.cut_of(kind, name) {
             Some(_) => cut.rows_of(rank),
             None if is_by_rows && cut.parts.size > 1 => cut.part_of(rank),
             None => return None,
         };
         Some(HeldRows { of: cut.rows(), rows })
+    }
+
+    /// True if all ranks hold the same of a state value.
+    pub fn is_alike(&self, kind: StateKind, name: &str) -> bool {
+        // An FP8 copy is called as its parameter, with the format after a space.
+        let parameter = name.split_once(' ').map_or(name, |(parameter, _)| parameter);
+        let is_of_parts = || self.cuts.get(parameter).is_some_and(|cut| cut.parts.size > 1);
+        self.held(kind, name).is_none() && !(kind == StateKind::Compute && is_of_parts())
     }
 
     /// The first rank that has the rows and the experts of `rank`.

@@ -85,8 +85,11 @@ impl Trace<'_> {
         };
         let Some(sharing) = sharing else { return Ok(part) };
         let sent = t.site("mlp.combine").emit(sharing.exchange(tokens), &[part])?[0];
-        let inputs: Vec<ValueId> = [sent, ids].into_iter().chain(shared).collect();
-        Ok(t.apply(SumOwners { experts: sharing.experts, out: None }, &inputs)?[0])
+        // Parts of a tree are f32, and x has the type of activations.
+        let like = shared.is_none() && tree.is_some();
+        let third = shared.or(tree.map(|_| x));
+        let inputs: Vec<ValueId> = [sent, ids].into_iter().chain(third).collect();
+        Ok(t.apply(SumOwners { experts: sharing.experts, out: None, like }, &inputs)?[0])
     }
 
     /// The ranks that share the experts of a block, if it is more than one.

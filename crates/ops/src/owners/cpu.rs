@@ -7,7 +7,7 @@ use xtrain_tensor::{CpuKernel, View, ViewMut, with_real};
 
 impl CpuKernel for SumOwners {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (x, shared) = (inputs[0], inputs.get(2));
+        let (x, shared) = (inputs[0], inputs.get(Self::SHARED).filter(|_| !self.like));
         let (tokens, top_k) = inputs[1].ty.shape.rows_cols();
         let (ranks, width) = (x.ty.shape[0], x.ty.shape[2]);
         let [sum] = outputs else { unreachable!("one output") };

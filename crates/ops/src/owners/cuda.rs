@@ -4,7 +4,9 @@
 use super::{MAX_RANKS, SelectOwner, SumOwners};
 use crate::device::{Floats, elementwise_launch, row_launch, suffix};
 use crate::sparse_tree::SPARSE_TREE;
-use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Operands, Work, kernel_struct};
+use xtrain_cuda::{
+    CudaError, CudaKernel, CudaTensor, DevicePtr, Gpu, KernelSource, Operands, Work, kernel_struct,
+};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
     constants: &[&[("RANK_LEVELS", MAX_RANKS.ilog2() as i64)]],
@@ -32,13 +34,14 @@ kernel_struct! {
     }
 }
 
-fn arguments(experts: usize, operands: &Operands<'_>) -> Arguments {
+/// The arguments of both kernels; `shared` is what is added, if anything is.
+fn arguments(experts: usize, operands: &Operands<'_>, shared: Option<&CudaTensor>) -> Arguments {
     let [x, ids] = [0, 1].map(|n| operands.inputs[n]);
     let (tokens, top_k) = ids.ty.shape.rows_cols();
     Arguments {
         x: x.place,
         ids: ids.place,
-        shared: operands.inputs.get(2).map_or(Floats::none(), |&shared| shared.into()),
+        shared: shared.map_or(Floats::none(), |&shared| shared.into()),
         y: operands.outputs[0].into(),
         tokens: tokens as u32,
         top_k: top_k as u32,
@@ -59,9 +62,10 @@ impl CudaKernel for SumOwners {
         if tokens * width == 0 {
             return Ok(Work::sequence(Vec::new()));
         }
+        let shared = operands.inputs.get(Self::SHARED).filter(|_| !self.like);
         // SAFETY: the kernel takes one `Arguments` of tensors with the shapes of `infer`, in rows of whole
         // vectors where the path is that. It reads x of ranks below `ranks`, whatever ids are.
-        Ok(unsafe { Work::launch(function, launch, arguments(self.experts, operands)) })
+        Ok(unsafe { Work::launch(function, launch, arguments(self.experts, operands, shared)) })
     }
 }
 
@@ -70,6 +74,6 @@ impl CudaKernel for SelectOwner {
         let launch = elementwise_launch(operands.outputs[0].ty.numel());
         let function = gpu.function(&SOURCE, &[], "select_owner")?;
         // SAFETY: as above; x and y are f32.
-        Ok(unsafe { Work::launch(function, launch, arguments(self.experts, operands)) })
+        Ok(unsafe { Work::launch(function, launch, arguments(self.experts, operands, None)) })
     }
 }

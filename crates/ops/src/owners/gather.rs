@@ -92,7 +92,7 @@ impl Differentiable for GatherTokens {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dx) = cx.grad(0) else { return Ok(()) };
         let sent = self.0.home(cx, dx)?;
-        let sum = SumOwners { experts: self.0.experts, out: Some(cx.grad_dtype(0)) };
+        let sum = SumOwners { experts: self.0.experts, out: Some(cx.grad_dtype(0)), like: false };
         let dx = cx.emit(Role::Dgrad, sum, &[sent, cx.input(1)])?[0];
         cx.set_grad(0, dx)
     }

@@ -104,7 +104,7 @@ fn at_home(of_ranks: &[Computed], home: usize, ids: &HostTensor, dtype: DType) -
         let pieces: Vec<_> = of_ranks.iter().map(|computed| part(&computed[n], home, ranks)).collect();
         joined(&pieces, &[ranks, own, width])
     };
-    let sum = SumOwners { experts, out: Some(dtype) };
+    let sum = SumOwners { experts, out: Some(dtype), like: false };
     let [out, dx] = [0, 1].map(|n| run(&sum, &[&received(n, WIDTH), ids]).remove(0));
     [out, dx, run(&SelectOwner { experts }, &[&received(2, TOP_K), ids]).remove(0)]
 }

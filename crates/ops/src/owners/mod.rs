@@ -48,6 +48,13 @@ pub struct SumOwners {
     pub experts: usize,
     /// Element type of the sum and of `shared`; None for that of `shared` if it is an input, else that of x.
     pub out: Option<DType>,
+    /// True if `shared` is not added: it only gives the sum its type.
+    pub like: bool,
+}
+
+impl SumOwners {
+    /// The number of the input `shared`.
+    const SHARED: usize = 2;
 }
 
 /// `(x_ptk, ids_tk i32) -> y_tk`: of each copy of a token, what the rank that owns its expert has sent; 0 for
@@ -117,9 +124,9 @@ impl Differentiable for SumOwners {
             let gathered = cx.emit(Role::Dgrad, gather, &[dsum])?[0];
             cx.set_exchanged_grad(0, gathered)?;
         }
-        match cx.input_count() {
-            3 => cx.set_grad(2, dsum),
-            _ => Ok(()),
+        match cx.input_count() > Self::SHARED && !self.like {
+            true => cx.set_grad(Self::SHARED, dsum),
+            false => Ok(()),
         }
     }
 }

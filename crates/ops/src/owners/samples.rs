@@ -47,12 +47,12 @@ impl Exchange {
     }
 
     fn sum(self) -> Sample {
-        Sample::plain(SumOwners { experts: self.experts, out: None }, [self.sent(), self.ids()])
+        Sample::plain(SumOwners { experts: self.experts, out: None, like: false }, [self.sent(), self.ids()])
     }
 
     /// Also a shared expert's output, in bf16.
     fn sum_in_bf16(self) -> Sample {
-        let op = SumOwners { experts: self.experts, out: None };
+        let op = SumOwners { experts: self.experts, out: None, like: false };
         let shared = self.shared().in_format(DType::BF16);
         Sample::plain(op, [self.sent(), self.ids(), shared])
     }
@@ -82,8 +82,8 @@ const ON_GPU: [Exchange; 6] = [
 impl Sampled for SumOwners {
     fn samples() -> Vec<Sample> {
         let [first, second, third, many] = SMALL;
-        let f32 = SumOwners { experts: first.experts, out: Some(DType::F32) };
-        let bf16 = SumOwners { experts: second.experts, out: Some(DType::BF16) };
+        let f32 = SumOwners { experts: first.experts, out: Some(DType::F32), like: false };
+        let bf16 = SumOwners { experts: second.experts, out: Some(DType::BF16), like: false };
         vec![
             first.sum(),
             second.sum(),
@@ -91,6 +91,10 @@ impl Sampled for SumOwners {
             many.sum(),
             Sample::plain(f32, [first.sent(), first.ids()]),
             Sample::plain(bf16, [second.sent(), second.ids()]),
+            Sample::plain(
+                SumOwners { experts: third.experts, out: None, like: true },
+                [third.sent(), third.ids(), third.shared().in_format(DType::BF16)],
+            ),
         ]
     }
 

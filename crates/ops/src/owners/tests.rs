@@ -16,7 +16,7 @@ fn ranks_without_an_expert_of_a_token_are_left_out() {
     // Three ranks with two experts each, four tokens, one column.
     let x = [1.0, nan, nan, nan, nan, 8.0, nan, nan, 2.0, nan, nan, -0.0];
     let x = tensor(DType::F32, &[3, 4, 1], &x);
-    let op = SumOwners { experts: 2, out: None };
+    let op = SumOwners { experts: 2, out: None, like: false };
     let sum = run(&op, &[&x, &ids]).remove(0).to_f64();
     assert_eq!(sum, [3.0, 8.0, 0.0, 0.0]);
     assert!(sum[3].is_sign_negative() && sum[2].is_sign_positive(), "nothing is added to -0: {sum:?}");
@@ -29,7 +29,7 @@ fn ranks_without_an_expert_of_a_token_are_left_out() {
 #[test]
 fn sums_are_a_tree_over_the_ranks_that_are_there_and_rounded_once() {
     let large = 16_777_216.0;
-    let op = SumOwners { experts: 1, out: None };
+    let op = SumOwners { experts: 1, out: None, like: false };
     let sum_of = |x: &[f64], ids: &[f64], shared: Option<f64>, dtype| {
         let x = tensor(DType::F32, &[x.len(), 1, 1], x);
         let ids = tensor(DType::I32, &[1, ids.len()], ids);
@@ -48,7 +48,7 @@ fn sums_are_a_tree_over_the_ranks_that_are_there_and_rounded_once() {
 #[test]
 fn operands_that_do_not_fit_are_refused() {
     let (x, ids) = (TensorType::new(DType::F32, [2, 3, 8]), TensorType::new(DType::I32, [3, 4]));
-    let op = SumOwners { experts: 2, out: None };
+    let op = SumOwners { experts: 2, out: None, like: false };
     let of = |op: &dyn Op, inputs: &[TensorType]| op.infer(inputs).expect_err("a mistake").to_string();
     let bf16 = TensorType::new(DType::BF16, [3, 8]);
     for (error, says) in [
@@ -180,7 +180,7 @@ proptest! {
             let inputs: Vec<_> = y.iter().chain(&shared).collect();
             let whole = run(&whole, &inputs).remove(0);
             for ranks in [1, 2, 4, 8].into_iter().filter(|ranks| *ranks <= groups) {
-                let op = SumOwners { experts: experts / ranks, out: Some(dtype) };
+                let op = SumOwners { experts: experts / ranks, out: Some(dtype), like: false };
                 let sum = batch.summed(ranks, shared.as_ref(), op, |place| {
                     let tree = UnpermuteTree { experts: experts / ranks, groups: groups / ranks, rounded: false };
                     let part = run(&tree, &batch.of_rank(ranks, place, dtype).each_ref()).remove(0);
@@ -213,7 +213,7 @@ proptest! {
             (run(&Unpermute, &[&y, &sources, &rows]).remove(0), ids, rows)
         };
         let (whole, ..) = of(1, 0);
-        let op = SumOwners { experts, out: None };
+        let op = SumOwners { experts, out: None, like: false };
         let sum = batch.summed(ranks, None, op, |place| {
             let (part, _, rows) = of(ranks, place);
             for (part, rows) in part.to_f64().chunks(3).zip(rows.to_f64().chunks(batch.top_k)) {

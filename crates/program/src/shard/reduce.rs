@@ -51,7 +51,8 @@ pub(super) fn reduce(
         .filter(|p| is_reduced_in_each_micro_step(&cuts[&*p.name], levels, parallel))
         .filter_map(|p| p.gradient)
         .collect();
-    overwrite_gradients(&mut program, &reduced);
+    let all: HashSet<ValueId> = program.parameters.iter().filter_map(|p| p.gradient).collect();
+    overwrite_gradients(&mut program, if levels.is_some() { &all } else { &reduced });
     let first_deferred = if parallel.rank.world_size > 1 { defer_wgrad(&mut program) } else { None };
     let reductions = reductions(&program);
     if parallel.cuts_gradients() {
@@ -143,7 +144,11 @@ fn reductions(program: &Program) -> Vec<Vec<usize>> {
 /// True if every micro-step adds a parameter's gradient to sums, so that the next one overwrites it. Ranks that
 /// do not share a parameter with others add all micro-steps to its gradient, unless they add in a tree.
 fn is_reduced_in_each_micro_step(cut: &ParameterCut, levels: Option<usize>, parallel: &Parallel) -> bool {
-    levels.is_some() || (parallel.cuts_gradients() && cut.shard.groups.size > 1)
+    let (is_shared, has_replicas) = (cut.shard.groups.size > 1, cut.replicas.size > 1);
+    match levels {
+        None => parallel.cuts_gradients() && is_shared,
+        Some(levels) => levels > 0 || is_shared || has_replicas,
+    }
 }
 
 /// Makes every micro-step overwrite these gradients of the one before: the first writer overwrites, the

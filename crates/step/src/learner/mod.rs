@@ -1,6 +1,7 @@
 //! A model in training: one optimizer step at a time.
 
 mod feed;
+mod first_scales;
 mod saturation;
 
 pub use feed::{draws, feed};
@@ -13,6 +14,7 @@ use crate::spans::span;
 use crate::training_spec::TrainingSpec;
 use crate::update::update_io;
 use crate::weights::Weights;
+use first_scales::first_scales;
 use saturation::StaticCasts;
 use std::ops::Range;
 use xtrain_data::{Batch as TokenBatch, TokenCounts};
@@ -87,10 +89,14 @@ impl Learner {
     pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
         let (program, layout) = (programs::training(&spec)?, Layout::from_spec(&spec)?);
         let static_casts = StaticCasts::find(&program);
+        let first_scales = first_scales(&program, &spec);
         let refresh = programs::refresh(&program)?;
         let mut weights =
             Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics(), layout)?;
         let train = weights.load(program)?;
+        for (name, scale) in first_scales {
+            weights.engine().write_state(StateKind::Scale, &name, bytemuck::bytes_of(&scale))?;
+        }
         let reference = match programs::reference(&spec)? {
             None => None,
             Some(program) => {

@@ -357,7 +357,7 @@ fn state(learner: &mut Learner) -> (State, State, BTreeMap<(StateKind, String), 
         );
         // With cut weights, copies are rows too.
         let is_shared = is_shared && (entry.kind != StateKind::Compute || !learner.layout().cuts_weights());
-        if is_shared && held.is_none() {
+        if is_shared && learner.layout().is_alike(entry.kind, &entry.name) {
             shared.insert(key.clone(), bytes.clone());
         }
         if entry.kind.is_saved() {

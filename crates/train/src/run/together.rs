@@ -126,7 +126,7 @@ impl Run {
         let mut entries = self.learner.weights().engine().state_entries();
         let layout = self.learner.layout();
         let has_twins = (0..layout.parallel().rank.world_size).any(|n| layout.first_with_rows_of(n) != n);
-        let is_of_rows = |entry: &StateEntry| layout.held(entry.kind, &entry.name).is_some();
+        let is_of_rows = |entry: &StateEntry| !layout.is_alike(entry.kind, &entry.name);
         let is_compared = |entry: &StateEntry| match entry.kind {
             StateKind::Compute | StateKind::Gathered => layout.cuts_state() && !layout.cuts_weights(),
             StateKind::Master | StateKind::Counter | StateKind::Scale => true,

@@ -155,6 +155,12 @@ pub mod io {
         format!("ranks.{chunk}")
     }
 
+    /// `f32[1]`, if the room for rows of experts may be too small: the rows that the block needs, of the
+    /// micro-batch with the most.
+    pub fn rows_needed(block: usize) -> String {
+        format!("rows_needed.{block}")
+    }
+
     /// `f32[]`: the term of a block's router in the number that training minimises.
     pub fn router_objective(block: usize) -> String {
         format!("router_objective.{block}")

@@ -414,8 +414,15 @@ impl Experts {
     /// tokens of each.
     pub fn dispatch_own(&self, tokens: usize, ranks: ExpertRanks) -> DispatchOwn {
         let Dispatch { experts, align } = self.dispatch(tokens);
-        let ExpertRanks { count: ranks, any_world: by_source } = ranks;
-        DispatchOwn { experts: experts / ranks, ranks, align, room: None, by_source }
+        let ExpertRanks { count: ranks, any_world: by_source, capacity } = ranks;
+        let every = DispatchOwn { experts: experts / ranks, ranks, align, room: None, by_source };
+        let top_k = self.router.top_k;
+        // A small batch has room for every routing: FP8 takes rows in multiples, which its room may not be.
+        let room = capacity.filter(|_| align > 1).map(|capacity| {
+            let copies = tokens * top_k;
+            every.room_for(capacity.rows(copies), copies * ranks)
+        });
+        DispatchOwn { room: room.filter(|room| *room < every.capacity(tokens * ranks, top_k)), ..every }
     }
 
     /// The experts, and those of a token.

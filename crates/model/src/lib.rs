@@ -29,7 +29,7 @@ mod static_scales;
 pub use architecture::Architecture;
 pub use description::Description;
 pub use error::ModelError;
-pub use expert_ranks::ExpertRanks;
+pub use expert_ranks::{Capacity, ExpertRanks};
 pub use family::Family;
 pub use fixed_routing::FixedRouting;
 pub use init::Init;

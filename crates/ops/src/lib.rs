@@ -51,6 +51,7 @@ pub mod retile;
 pub mod rewrites;
 pub mod rms_norm;
 pub mod rms_quantize;
+pub mod room;
 pub mod route;
 pub mod router_losses;
 #[cfg(test)]

@@ -139,6 +139,8 @@ ops![
     crate::rms_norm::Rms: gpu,
     crate::rms_norm::RmsNormGrad: gpu,
     crate::rms_quantize::RmsQuantize: gpu,
+    crate::room::CheckRoom: gpu,
+    crate::room::RowsNeeded: gpu,
     crate::route::Route: gpu,
     crate::route::RouteGrad: gpu,
     crate::router_losses::RouterLosses: gpu,

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
 use xtrain_data::Tokenizer;
-use xtrain_model::Recipe;
 use xtrain_model::decoder::{Balancing, Batch, Loss};
+use xtrain_model::{Capacity, Recipe};
 use xtrain_program as program;
 use xtrain_rank::Rank;
 use xtrain_step::engine::Target;
@@ -151,6 +151,7 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
         max_grad_norm: c.optimizer.grad_clip,
         optimizer: c.optimizer.optimizer(c.train.seed),
         parallel: c.parallel.parallel(rank, micro_steps.max(1)),
+        capacity: c.experts.capacity.and_then(Capacity::from_factor),
         reference: c.precision.reference_every > 0,
         scored: Vec::new(),
         model,

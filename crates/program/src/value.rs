@@ -82,6 +82,8 @@ pub enum StateKind {
     Moment2,
     /// The number of updates that the optimizer applied.
     Counter,
+    /// Not 0 from a step on whose rows of experts do not fit, until it is repeated.
+    Halted,
     /// The keys and values of earlier tokens, in generation.
     Cache,
     /// The amax of one tensor, or of several, that the step casts to FP8.
@@ -106,6 +108,7 @@ impl StateKind {
             StateKind::Moment1 => "moment1",
             StateKind::Moment2 => "moment2",
             StateKind::Counter => "counter",
+            StateKind::Halted => "halted",
             StateKind::Cache => "cache",
             StateKind::Amax => "amax",
             StateKind::Scale => "scale",

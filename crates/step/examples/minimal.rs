@@ -105,6 +105,7 @@ fn spec(model: Architecture) -> TrainingSpec {
             seed: SEED,
         }),
         parallel: Parallel::ALONE,
+        capacity: None,
         reference: false,
         scored: Vec::new(),
     }

@@ -59,7 +59,7 @@ pub fn inspection(spec: &TrainingSpec, casts: &Numerics) -> Result<Program, Prog
 fn traced(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     let (document_mask, deterministic) = (spec.document_mask, spec.attention_deterministic);
-    let expert_ranks = ExpertRanks::of_run(&spec.parallel);
+    let expert_ranks = spec.expert_ranks();
     let context = Context::Sequence { document_mask, deterministic, expert_ranks };
     let (loss, dropout) = (spec.loss, spec.dropout);
     trace_loss(&mut tracer, &spec.model, spec.batch, context, loss, dropout, spec.fixed_routing)?;

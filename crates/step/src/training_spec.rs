@@ -3,7 +3,9 @@
 use crate::scored_shape::ScoredShape;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::optimizer::Optimizer;
-use xtrain_model::{Architecture, FixedRouting, Fp8Overrides, Numerics, Recipe};
+use xtrain_model::{
+    Architecture, Capacity, ExpertRanks, Experts, FixedRouting, Fp8Overrides, Numerics, Recipe,
+};
 use xtrain_program::{Parallel, Recompute};
 
 /// The description of a training program.
@@ -37,6 +39,8 @@ pub struct TrainingSpec {
     pub optimizer: Optimizer,
     /// The ranks that train the model, and how they share the work.
     pub parallel: Parallel,
+    /// The room for rows of experts on a rank; None for one in which every routing fits.
+    pub capacity: Option<Capacity>,
     /// True if the program of a bf16 step exists too, for reference segments.
     pub reference: bool,
     /// Shapes of the sequences of tasks that are scored between steps.
@@ -47,6 +51,20 @@ impl TrainingSpec {
     /// The formats of the computation.
     pub fn numerics(&self) -> Numerics {
         Numerics { recipe: self.recipe, fp8: self.fp8.clone() }
+    }
+
+    /// The ranks that share the experts of each block.
+    pub fn expert_ranks(&self) -> ExpertRanks {
+        ExpertRanks { capacity: self.capacity, ..ExpertRanks::of_run(&self.parallel) }
+    }
+
+    /// The rows of a rank's experts that fit into a micro-batch, in blocks where some routing needs more; None
+    /// if every routing fits.
+    pub fn room(&self) -> Option<usize> {
+        let ranks = self.expert_ranks();
+        let blocks = self.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
+        let room = |experts: &Experts| experts.dispatch_own(self.batch.tokens(), ranks).room;
+        if ranks.count > 1 { blocks.filter_map(room).min() } else { None }
     }
 
     /// True if norm and losses of a step are totals of several ranks, or added so that any number of ranks

@@ -13,6 +13,7 @@ use xtrain_ops::collective::AllGather;
 use xtrain_ops::delayed_scaling::{DelayedScaling, DelayedTensor};
 use xtrain_ops::grad_norm::{GradNorm, SquaredNorm};
 use xtrain_ops::rank_amaxes::{MaxAmaxes, RankAmaxes};
+use xtrain_ops::room::CheckRoom;
 use xtrain_ops::step_losses::RecordLosses;
 use xtrain_ops::step_totals::{PieceUnits, RankWords, Squares, StepTotals};
 use xtrain_ops::unit_norm::{UnitSquaredNorm, UnitSquares};
@@ -43,6 +44,9 @@ pub mod update_io {
     pub const STOP: &str = "stop";
     /// `u32[]`, likewise: 1 if any rank asks to end the run.
     pub const STOPPING: &str = "stopping";
+    /// `f32[n]`, if the room for rows of experts may be too small: the rows that the blocks with experts need,
+    /// of the rank and the micro-batch with the most.
+    pub const ROWS_NEEDED: &str = "rows_needed";
     /// `f32[n]`, with static scales: the amax over all ranks of each of [`xtrain_program::Program::delayed`].
     pub const AMAXES: &str = "amaxes";
 }
@@ -54,6 +58,7 @@ fn next_scales(
     delayed: &[Delayed],
     parameters: &[Parameter],
     how: &DelayedScales,
+    halted: Option<ValueId>,
 ) -> Result<ValueId, TraceError> {
     let rows = || parameters.iter().flat_map(|parameter| &parameter.quantized_rows);
     let in_pieces: HashSet<ValueId> = rows().filter_map(|rows| Some(rows.delayed.as_ref()?.scale)).collect();
@@ -66,6 +71,7 @@ fn next_scales(
         let in_pieces = in_pieces.contains(&tensor.scale);
         tensors.push(DelayedTensor { format: tensor.format, pow2_scales: tensor.pow2_scales, in_pieces });
     }
+    inputs.extend(halted);
     let op = DelayedScaling::new(tensors, how.margin, how.latest);
     Ok(t.site("scales").emit_into(op, &inputs, &targets)?[0])
 }
@@ -238,6 +244,33 @@ fn balance(
     Ok(())
 }
 
+/// The check of the room for rows of experts.
+struct RoomCheck {
+    /// `u32[1]`: not 0 if the step, or one that it builds on, is repeated.
+    halted: ValueId,
+    /// `f32[1]`: infinite if so.
+    blocked: ValueId,
+}
+
+/// Appends the check of the room for the rows that the blocks need on this rank, if it may be too small.
+fn check_room(
+    t: &mut Tracer,
+    spec: &TrainingSpec,
+    of_blocks: &[ValueId],
+) -> Result<Option<RoomCheck>, TraceError> {
+    let Some(room) = spec.room() else { return Ok(None) };
+    t.site("room");
+    let row = t.emit(RankAmaxes, of_blocks)?[0];
+    let ranks = spec.parallel.rank.world_size;
+    let gather = AllGather { rows: ranks * of_blocks.len(), ..gather_of_rows(&spec.parallel) };
+    let rows = t.emit(gather, &[row])?[0];
+    let needed = t.emit(MaxAmaxes { lengths: vec![of_blocks.len()] }, &[rows])?[0];
+    t.output(update_io::ROWS_NEEDED, needed);
+    let halted = t.state(StateKind::Halted, update_io::ROWS_NEEDED, TensorType::new(DType::U32, [1]));
+    let outputs = t.emit_into(CheckRoom { room }, &[needed, halted], &[Some(halted)])?;
+    Ok(Some(RoomCheck { halted, blocked: outputs[1] }))
+}
+
 /// The largest magnitudes of the values that the step casts: for the host if scales are static, and those
 /// from which the scales of the next step follow if they are not.
 fn amaxes(
@@ -245,15 +278,16 @@ fn amaxes(
     spec: &TrainingSpec,
     delayed: &[Delayed],
     parameters: &[Parameter],
-    parallel: &Parallel,
+    halted: Option<ValueId>,
 ) -> Result<ValueId, TraceError> {
+    let parallel = &spec.parallel;
     if spec.fp8.static_scales.is_some() {
         return amaxes_to_host(t, delayed, parallel);
     }
     if parallel.rank.world_size > 1 {
         amaxes_of_all(t, delayed, parallel)?;
     }
-    next_scales(t, delayed, parameters, &spec.fp8.delayed)
+    next_scales(t, delayed, parameters, &spec.fp8.delayed, halted)
 }
 
 /// Appends the scales of the next step, gradient norm, clip and the optimizer's update.
@@ -270,11 +304,18 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
         (program, kept) = record_losses(program, &losses, parallel.tree_micro_steps)?;
         losses = vec![kept];
     }
+    let blocks = 0..spec.model.layers.len();
+    let rows_needed: Vec<ValueId> =
+        blocks.filter_map(|block| program.output(&io::rows_needed(block))).collect();
     let amax = program.state(StateKind::Amax, quantize::AMAX);
     let delayed = program.delayed.clone();
     let mut t = Tracer::new(program, Stage::Update, Role::Update);
-    let amax =
-        if delayed.is_empty() { amax } else { Some(amaxes(&mut t, spec, &delayed, &parameters, parallel)?) };
+    let room = check_room(&mut t, spec, &rows_needed)?;
+    let halted = room.as_ref().map(|room| room.halted);
+    let amax = match delayed.is_empty() {
+        true => amax,
+        false => Some(amaxes(&mut t, spec, &delayed, &parameters, halted)?),
+    };
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
     let gradients: Vec<NamedGradient> =
         parameters.iter().filter_map(|p| Some((p.name.clone(), p.gradient?))).collect();
@@ -290,7 +331,14 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
     let mut inputs = vec![norm];
     inputs.extend(objective);
     inputs.push(applied);
-    inputs.extend(amax);
+    inputs.extend(match (amax, room) {
+        (amax, None) => amax,
+        (None, Some(room)) => Some(room.blocked),
+        (Some(amax), Some(room)) => {
+            let both = t.site("room").emit(RankAmaxes, &[amax, room.blocked])?[0];
+            Some(t.emit(MaxAmaxes { lengths: vec![1] }, &[both])?[0])
+        }
+    });
     let decided = t.site("clip").emit_into(clip, &inputs, &[Some(applied)])?;
     let (coefficient, skip) = (decided[1], decided[2]);
     if let (Some(rate), Some(sums)) = (spec.loss.balancing.and_then(|balancing| balancing.bias_rate), sums) {

@@ -51,6 +51,12 @@ section! {
         /// Blocks that have the dense feed-forward of width `model.ffn_dim`, from 0.
         #[schemars(extend("x-unit" = "blocks", "x-default" = "`[]`", "x-example" = [0]))]
         pub dense_blocks: Option<Vec<usize>> = None,
+        /// Room for the rows of a rank's experts, with `parallel.expert`: a multiple of the rows that it has if
+        /// all experts have equally many tokens. A step whose rows do not fit is repeated with more room.
+        /// Less room takes less memory and changes no bit.
+        #[schemars(range(min = 1.0, max = 1000.0))]
+        #[schemars(extend("x-default" = "room for every routing", "x-example" = 1.5))]
+        pub capacity: Option<f64> = None,
         /// Load balancing of experts. Without it, most tokens choose the same few.
         #[schemars(extend("x-default" = "`\"bias\"` for `dots1`, else `\"loss\"`"))]
         pub balance: Option<Balance> = None,

@@ -16,6 +16,7 @@ use xtrain_ops::grouped_linear::GroupedLinear;
 use xtrain_ops::linear::UnroundedLinear;
 use xtrain_ops::owners::{GatherGates, GatherTokens, Sharing, SumOwners};
 use xtrain_ops::permute::{Permute, PermuteByTree, PermuteGates, Unpermute, UnpermuteTree};
+use xtrain_ops::room::RowsNeeded;
 use xtrain_ops::route::Route;
 use xtrain_ops::router_losses::RouterLosses;
 use xtrain_program::{Groups, TraceError, Tracer, ValueId};
@@ -100,7 +101,7 @@ impl Trace<'_> {
 
     /// The tree that adds a token's rows on this rank, if the bits may not depend on the ranks.
     fn tree(&self, e: &Experts) -> Option<UnpermuteTree> {
-        let ExpertRanks { count, any_world } = self.context.expert_ranks();
+        let ExpertRanks { count, any_world, .. } = self.context.expert_ranks();
         let groups = UnpermuteTree::groups_of(e.count) / count;
         any_world.then_some(UnpermuteTree { experts: e.count / count, groups, rounded: count == 1 })
     }
@@ -131,7 +132,11 @@ impl Trace<'_> {
         let place = t.input(io::PLACE, TensorType::new(DType::U32, [1]));
         let own = e.dispatch_own(tokens, self.context.expert_ranks());
         let outputs = t.site("mlp.dispatch").apply(own, &[ids_all, place])?;
-        let [starts, rows, sources] = [0, 2, 3].map(|n| outputs[n]);
+        let [starts, rows, sources, needed] = [0, 2, 3, 4].map(|n| outputs[n]);
+        if own.room.is_some() {
+            let rows_needed = t.apply(RowsNeeded, &[needed])?[0];
+            t.output(&io::rows_needed(self.block.unwrap_or(0)), rows_needed);
+        }
         Ok(Dispatched { x, gates, ids: ids_all, starts, rows, sources })
     }
 

@@ -9,6 +9,8 @@ impl CpuKernel for DelayedScaling {
         let Some((max_amax, outputs)) = outputs.split_first_mut() else {
             unreachable!("the first output is always there")
         };
+        let halted =
+            inputs.get(OPERANDS * self.tensors.len()).is_some_and(|halted| halted.counters()[0] != 0);
         let mut max_bits = 0u32;
         for ((tensor, inputs), outputs) in
             self.tensors.iter().zip(inputs.chunks_exact(OPERANDS)).zip(outputs.chunks_exact_mut(2))
@@ -16,6 +18,9 @@ impl CpuKernel for DelayedScaling {
             let amax = inputs[0].reals::<f32>()[0];
             // Magnitudes have the order of their bits, with NaNs above all.
             max_bits = max_bits.max(amax.to_bits() & 0x7FFF_FFFF);
+            if halted {
+                continue;
+            }
             let [history, scale] = outputs else { unreachable!("pairs") };
             if !(amax > 0.0 && amax.is_finite()) {
                 let scale = &mut scale.reals::<f32>()[0];

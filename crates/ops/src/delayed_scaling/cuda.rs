@@ -20,6 +20,8 @@ kernel_struct! {
     struct Arguments {
         tensors: DevicePtr,
         max_amax: DevicePtr,
+        /// Null without the input.
+        halted: DevicePtr,
         latest: u32,
         padding: u32,
     }
@@ -55,6 +57,7 @@ impl CudaKernel for DelayedScaling {
         let arguments = Arguments {
             tensors: tensors.pointer(),
             max_amax: outputs[0].place,
+            halted: inputs.get(OPERANDS * self.tensors.len()).map_or(DevicePtr(0), |halted| halted.place),
             latest: self.latest.into(),
             padding: 0,
         };

@@ -16,6 +16,8 @@ struct Tensor {
 struct Arguments {
     const Tensor* tensors;
     u32* max_amax;
+    // Histories and scales stay if it is not 0. Null if they always change.
+    const u32* halted;
     u32 latest;
     u32 padding;
 };
@@ -28,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delayed_scaling(Arguments 
     u32 bits = __float_as_uint(*tensor.amax) & 0x7fffffffu;
     // Magnitudes have the order of their bits, with NaNs above all.
     if (threadIdx.x == 0) atomicMax(args.max_amax, bits);
+    if (args.halted && *args.halted != 0) return;
     if (bits == 0 || bits >= 0x7f800000u) {
         if (threadIdx.x == 0 && tensor.in_pieces && *tensor.scale == 0.0f) *tensor.scale = 1.0f;
         return;

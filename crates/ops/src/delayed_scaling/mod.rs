@@ -18,8 +18,8 @@ use xtrain_tensor::{DType, TensorType};
 /// Inputs per tensor: amax, history and scale. The last two are also outputs, in place.
 const OPERANDS: usize = 3;
 
-/// `(for each tensor amax f32[1], history f32[L], scale f32[1, 1]) -> (max_amax f32[1], for each tensor
-/// history', scale' in place)`.
+/// `(for each tensor amax f32[1], history f32[L], scale f32[1, 1] (, halted u32[1])) -> (max_amax f32[1], for
+/// each tensor history', scale' in place)`.
 ///
 /// A positive, finite amax is shifted into the history as its first element, and the last one is dropped. The
 /// scale is then `max_finite(format) * 2^-margin / a`, at most the largest finite f32, where a is the maximum
@@ -27,6 +27,9 @@ const OPERANDS: usize = 3;
 /// tensor stay: no pass wrote it, the tensor was all zeros, or it was not finite. Only
 /// [`DelayedTensor::in_pieces`] then sets a scale that is 0. `max_amax` is the maximum
 /// of all amaxes, or NaN if one is NaN; it tells whether the step was finite. Histories may differ in length.
+///
+/// If `halted` is an input and not 0, histories and scales stay, because the step is repeated
+/// ([`CheckRoom`](crate::room::CheckRoom)).
 #[derive(Clone, Debug)]
 pub struct DelayedScaling {
     tensors: Vec<DelayedTensor>,
@@ -68,7 +71,14 @@ impl Op for DelayedScaling {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        OpError::arity("delayed_scaling", inputs, OPERANDS * self.tensors.len())?;
+        let operands = OPERANDS * self.tensors.len();
+        if let Some(halted) = inputs.get(operands) {
+            OpError::ensure(*halted == TensorType::new(DType::U32, [1]), || {
+                format!("the flag must be u32[1], not {halted}")
+            })?;
+        }
+        OpError::arity("delayed_scaling", &inputs[..operands.min(inputs.len())], operands)?;
+        OpError::arity("delayed_scaling", inputs, inputs.len().min(operands + 1))?;
         let mut outputs = vec![TensorType::new(DType::F32, [1])];
         for (n, (tensor, operands)) in self.tensors.iter().zip(inputs.as_chunks::<OPERANDS>().0).enumerate() {
             let [amax, history, scale] = *operands;

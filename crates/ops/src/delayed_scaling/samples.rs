@@ -7,7 +7,12 @@ use xtrain_tensor::DType;
 impl Sampled for DelayedScaling {
     fn samples() -> Vec<Sample> {
         let some = [(2.5, 4), (0.0, 4), (448.0, 1), (1e-44, 16)];
-        vec![sample(&some, 0, false), sample(&some, 3, true)]
+        let halted = |word| {
+            let mut sample = sample(&some, 0, false);
+            sample.inputs.push(SampleInput::counters([word]));
+            sample
+        };
+        vec![sample(&some, 0, false), sample(&some, 3, true), halted(0), halted(1)]
     }
 
     fn large() -> Sample {

@@ -169,6 +169,13 @@ impl DispatchOwn {
         self.room.map_or(capacity, |room| room.min(capacity))
     }
 
+    /// The rows of a room in which so many of all copies of tokens fit however they are divided: each group
+    /// of rows wastes at most `align - 1`.
+    pub fn room_for(&self, copies: usize, all_copies: usize) -> usize {
+        let waste = self.groups().min(all_copies) * (self.align - 1);
+        (copies + waste).div_ceil(self.align) * self.align
+    }
+
     /// Groups of rows of an expert.
     fn splits(&self) -> usize {
         if self.by_source { self.ranks } else { 1 }

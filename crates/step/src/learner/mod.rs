@@ -18,11 +18,12 @@ use first_scales::first_scales;
 use saturation::StaticCasts;
 use std::ops::Range;
 use xtrain_data::{Batch as TokenBatch, TokenCounts};
+use xtrain_model::Capacity;
 use xtrain_model::decoder::{ExpertSums, SumsOf, io};
 use xtrain_program::shard::MICRO_STEP;
-use xtrain_program::{RowShard, StateKind};
+use xtrain_program::{Program, RowShard, StateKind};
 use xtrain_rank::Rank;
-use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, Ticket};
+use xtrain_runtime::{Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket};
 
 /// Steps that may be in flight while the next one is prepared, so that a device is never idle.
 pub const IN_FLIGHT: usize = 2;
@@ -45,6 +46,9 @@ pub struct StepResult {
     pub saturated: Option<Vec<Saturated>>,
     /// True if a rank has asked all to stop.
     pub stopping: bool,
+    /// Set if rows of experts did not fit. The step is to be repeated ([`Learner::grow`]), as are those that
+    /// were launched after it, whose results say nothing.
+    pub overflow: Option<Overflow>,
 }
 
 /// An optimizer step to launch.
@@ -70,6 +74,8 @@ pub struct Learner {
     current: ProgramId,
     /// The casts of `train` with static scales.
     static_casts: StaticCasts,
+    /// The rows of experts that fit into a micro-batch, if some routings need more.
+    room: Option<usize>,
     seed: u64,
     /// True if this rank asks all to stop.
     asks_to_stop: bool,
@@ -83,29 +89,92 @@ struct ReferencePrograms {
     refresh: ProgramId,
 }
 
-impl Learner {
-    /// Loads the training program of `spec` into `engine`. All state is zero until the weights are
-    /// initialised or read. `seed` is the seed of dropout.
-    pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
-        let (program, layout) = (programs::training(&spec)?, Layout::from_spec(&spec)?);
+/// The programs of a step, loaded.
+struct LoadedStep {
+    train: ProgramId,
+    reference: Option<ReferencePrograms>,
+    static_casts: StaticCasts,
+    room: Option<usize>,
+}
+
+impl LoadedStep {
+    /// Loads the step of `spec`, which is `program`.
+    fn load(weights: &mut Weights, program: Program, spec: &TrainingSpec) -> Result<Self, LearnError> {
         let static_casts = StaticCasts::find(&program);
-        let first_scales = first_scales(&program, &spec);
-        let refresh = programs::refresh(&program)?;
-        let mut weights =
-            Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics(), layout)?;
         let train = weights.load(program)?;
-        for (name, scale) in first_scales {
-            weights.engine().write_state(StateKind::Scale, &name, bytemuck::bytes_of(&scale))?;
-        }
-        let reference = match programs::reference(&spec)? {
+        let reference = match programs::reference(spec)? {
             None => None,
             Some(program) => {
                 let refresh = weights.load(programs::refresh(&program)?)?;
                 Some(ReferencePrograms { train: weights.load(program)?, refresh })
             }
         };
-        let current = train;
-        Ok(Learner { weights, spec, train, reference, current, static_casts, seed, asks_to_stop: false })
+        Ok(LoadedStep { train, reference, static_casts, room: spec.room() })
+    }
+}
+
+/// A step whose rows of experts did not fit. It has changed nothing, nor have the steps that were launched
+/// after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overflow {
+    /// The block that needs most rows.
+    pub block: usize,
+    /// The rows that it needs, on the rank with the most.
+    pub needed: usize,
+    /// The rows that it needs on this rank.
+    pub own: usize,
+    /// The rows that there are.
+    pub room: usize,
+    /// Experts of a token.
+    pub top_k: usize,
+}
+
+impl Learner {
+    /// Loads the training program of `spec` into `engine`. All state is zero until the weights are
+    /// initialised or read. `seed` is the seed of dropout.
+    pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
+        let (program, layout) = (programs::training(&spec)?, Layout::from_spec(&spec)?);
+        let first_scales = first_scales(&program, &spec);
+        let refresh = programs::refresh(&program)?;
+        let mut weights =
+            Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics(), layout)?;
+        let LoadedStep { train, reference, static_casts, room } =
+            LoadedStep::load(&mut weights, program, &spec)?;
+        for (name, scale) in first_scales {
+            weights.engine().write_state(StateKind::Scale, &name, bytemuck::bytes_of(&scale))?;
+        }
+        let (current, asks_to_stop) = (train, false);
+        Ok(Learner { weights, spec, train, reference, current, static_casts, room, seed, asks_to_stop })
+    }
+
+    /// Loads a program with room for the rows of experts of a step that did not fit, and a quarter more. That
+    /// step, which has changed nothing, can then be repeated. All ranks call it, with the same overflow, when
+    /// no step is in flight. Returns the new capacity; None if every routing fits.
+    ///
+    /// # Errors
+    /// Too little memory for the program. The state is that before the step.
+    pub fn grow(&mut self, overflow: Overflow) -> Result<Option<Capacity>, LearnError> {
+        let copies = self.spec.batch.tokens() * overflow.top_k;
+        let mut spec = self.spec.clone();
+        spec.capacity = Some(Capacity::with_reserve(overflow.needed, copies));
+        spec.capacity = spec.capacity.filter(|_| spec.room().is_some());
+        let is_reference = self.current != self.train;
+        let LoadedStep { train, reference, static_casts, room } =
+            LoadedStep::load(&mut self.weights, programs::training(&spec)?, &spec)?;
+        (self.train, self.reference, self.static_casts, self.room) = (train, reference, static_casts, room);
+        self.current = match reference {
+            Some(ReferencePrograms { train, .. }) if is_reference => train,
+            _ => self.train,
+        };
+        self.spec = spec;
+        let flag = bytemuck::bytes_of(&0u32);
+        self.weights.engine().write_state(StateKind::Halted, update_io::ROWS_NEEDED, flag)?;
+        // An update that is not applied casts the weights with the scales that it would have set.
+        self.weights.refresh()?;
+        if let Some(ReferencePrograms { refresh, .. }) = self.reference.filter(|_| is_reference) {
+            self.weights.engine().run(refresh, Part::Whole)?;
+        }
+        Ok(self.spec.capacity)
     }
 
     /// Asks all ranks to stop: results of the steps that are launched from now on say so on every rank. A
@@ -303,6 +372,21 @@ impl Learner {
             false => Some(bytemuck::pod_collect_to_vec(outputs.get(update_io::AMAXES)?)),
         };
         let saturated = amaxes.map(|amaxes| self.static_casts.saturated(&amaxes));
-        Ok(StepResult { loss, grad_norm, skipped, stopping, source_losses, experts, saturated })
+        let overflow = self.room.map(|room| self.overflow(room, &outputs)).transpose()?.flatten();
+        Ok(StepResult { loss, grad_norm, skipped, stopping, source_losses, experts, saturated, overflow })
+    }
+
+    /// The overflow of a step, if the rows of a block did not fit.
+    fn overflow(&self, room: usize, outputs: &Outputs) -> Result<Option<Overflow>, EngineError> {
+        let needed: Vec<f32> = bytemuck::pod_collect_to_vec(outputs.get(update_io::ROWS_NEEDED)?);
+        let blocks = self.spec.model.layers.iter().enumerate();
+        let with_experts = blocks.filter_map(|(block, of)| Some((block, of.feed_forward.experts()?)));
+        let Some(((block, experts), &needed)) = with_experts.zip(&needed).max_by(|a, b| a.1.total_cmp(b.1))
+        else {
+            return Ok(None);
+        };
+        let own = bytemuck::pod_read_unaligned::<f32>(outputs.get(&io::rows_needed(block))?) as usize;
+        let (needed, top_k) = (needed as usize, experts.router.top_k);
+        Ok((needed > room).then_some(Overflow { block, needed, own, room, top_k }))
     }
 }

@@ -1,7 +1,10 @@
 //! Ranks that share the experts of each block.
 
 use crate::equality::{assert_alike, assert_near_one_process, equal_one_process};
-use crate::world::{World, drawn};
+use crate::world::{RankRun, World, drawn, whole};
+use std::sync::Arc;
+use std::thread;
+use xtrain_distributed::ThreadCommunicator;
 use xtrain_model::{Family, Recipe};
 use xtrain_program::{Reduce, Shard};
 
@@ -54,4 +57,77 @@ fn ranks_that_share_experts_have_the_bits_of_one_process_in_any_world() {
     let recipes = [Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Block, Recipe::Fp8Delayed];
     let all = worlds(&recipes, Reduce::AnyWorld).into_iter().map(|world| World { seq_len: 64, ..world });
     equal_one_process(&drawn(all.collect()));
+}
+
+/// Fails if the runs differ in a result or a bit of the state.
+fn assert_equal_runs(world: &World, found: &[RankRun], expected: &[RankRun]) {
+    for (rank, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert_eq!(found.results, expected.results, "{world:?}: rank {rank}");
+        assert_eq!(found.applied, expected.applied, "{world:?}: rank {rank}");
+    }
+    let whole = |ranks| whole(world.first_replica(ranks));
+    assert!(whole(found) == whole(expected), "{world:?}: other bits than with room for every routing");
+}
+
+/// With tokens of which most choose the same experts, and enough of them that rows are aligned.
+fn unbalanced(world: World) -> World {
+    World { seq_len: 128, equal_tokens: true, ..world }
+}
+
+/// Steps whose rows do not fit are repeated, also the first one, whose delayed scales are not set.
+#[test]
+fn a_room_that_is_too_small_changes_no_bit() {
+    let recipes = [Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Delayed];
+    let all = [Reduce::SameWorld, Reduce::AnyWorld].map(|reduce| worlds(&recipes, reduce)).concat();
+    for world in drawn(all).into_iter().take(8).map(unbalanced) {
+        let expected = world.run();
+        for capacity in [1.0, 1.25] {
+            let found = World { capacity: Some(capacity), ..world }.run();
+            assert_equal_runs(&world, &found, &expected);
+        }
+    }
+}
+
+/// The steps of a rank of which two are in flight, and the number of those that were repeated.
+fn run_in_flight(world: &World, communicator: ThreadCommunicator) -> (Vec<f64>, usize) {
+    let mut learner = world.learner(Arc::new(communicator));
+    learner.weights().initialize(5, 0.1).expect("weights");
+    let (mut losses, mut repeated, mut next, mut flight) = (Vec::new(), 0, 0, Vec::new());
+    while losses.len() < 6 {
+        while flight.len() < 3 && next < 6 {
+            flight.push(world.launch(&mut learner, next));
+            next += 1;
+        }
+        let result = learner.collect(flight.remove(0)).expect("outputs");
+        let Some(overflow) = result.overflow else {
+            losses.push(result.loss);
+            continue;
+        };
+        for ticket in flight.drain(..) {
+            let result = learner.collect(ticket).expect("outputs");
+            assert!(result.skipped, "a step after one that did not fit is applied");
+        }
+        learner.grow(overflow).expect("a program with more room");
+        (repeated, next) = (repeated + 1, losses.len());
+    }
+    (losses, repeated)
+}
+
+#[test]
+fn steps_in_flight_after_one_that_does_not_fit_are_not_applied() {
+    let alone =
+        World { experts: Some(Family::DOTS1), expert_count: 4, ..World::alone(Recipe::Bf16, false, 2) };
+    let world = unbalanced(World { ranks: 4, expert: 4, shard: Shard::Optimizer, ..alone });
+    let run = |world: World| -> Vec<(Vec<f64>, usize)> {
+        thread::scope(|scope| {
+            let spawn = |communicator| scope.spawn(move || run_in_flight(&world, communicator));
+            let handles: Vec<_> = ThreadCommunicator::world(4).into_iter().map(spawn).collect();
+            handles.into_iter().map(|handle| handle.join().expect("a rank")).collect()
+        })
+    };
+    let (small, large) = (run(World { capacity: Some(1.0), ..world }), run(world));
+    for ((small, repeated), (large, _)) in small.iter().zip(&large) {
+        assert!(*repeated > 0, "every step fits");
+        assert_eq!(small, large);
+    }
 }

@@ -8,11 +8,11 @@ use std::thread;
 use xtrain_data::{Batch as TokenBatch, TokenCounts};
 use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::decoder::{Balancing, Batch};
-use xtrain_model::{Architecture, BlockSet, Description, Family, Mixture, Recipe, StaticScales};
+use xtrain_model::{Architecture, BlockSet, Capacity, Description, Family, Mixture, Recipe, StaticScales};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Gather, Parallel, Reduce, Shard, StateKind};
 use xtrain_rank::Rank;
-use xtrain_runtime::{Checks, CpuEngine};
+use xtrain_runtime::{Checks, CpuEngine, Ticket};
 use xtrain_step::engine::Target;
 use xtrain_step::layout::HeldRows;
 use xtrain_step::learner::{Learner, Step, StepResult};
@@ -103,8 +103,12 @@ pub(crate) struct World {
     pub(crate) expert_count: usize,
     /// Ranks that share experts.
     pub(crate) expert: usize,
+    /// The room for rows of experts, if it is not enough for all routings.
+    pub(crate) capacity: Option<f64>,
     /// Tokens of a sequence.
     pub(crate) seq_len: usize,
+    /// True if nine of ten tokens are the same one.
+    pub(crate) equal_tokens: bool,
     /// Selects the orders of lanes, with the seed.
     pub(crate) orders: u32,
     /// Scales that do not change, if there are such.
@@ -175,7 +179,9 @@ impl World {
             experts: None,
             expert_count: 3,
             expert: 1,
+            capacity: None,
             seq_len: 16,
+            equal_tokens: false,
             orders: 0,
             scales: None,
         }
@@ -207,6 +213,7 @@ impl World {
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
         let mut spec = TrainingSpec { recipe: self.recipe, dropout: 0.1, ..spec };
         spec.loss.sources = self.sources;
+        spec.capacity = self.capacity.and_then(Capacity::from_factor);
         if let Some(FixedScales::Static(scales)) = self.scales {
             spec.fp8.static_scales = Some(Arc::new(scales.clone()));
         }
@@ -287,13 +294,26 @@ impl World {
         learner(self.spec(rank), communicator, order.into())
     }
 
-    /// Runs step `number` on a rank. A step has the same micro-batches in all worlds of as many.
+    /// Runs step `number` on a rank, again with more room if rows of experts do not fit. A step has the same
+    /// micro-batches in all worlds of as many.
     pub(crate) fn step(&self, learner: &mut Learner, number: usize) -> StepResult {
+        loop {
+            let ticket = self.launch(learner, number);
+            let result = learner.collect(ticket).expect("outputs");
+            let Some(overflow) = result.overflow else { return result };
+            learner.grow(overflow).expect("a program with more room");
+        }
+    }
+
+    /// Launches step `number` on a rank.
+    pub(crate) fn launch(&self, learner: &mut Learner, number: usize) -> Ticket {
         let (rank, vocabulary) = (learner.spec().parallel.rank.index, learner.spec().model.vocab_size);
         let count = self.ranks * self.micro_steps;
         let seeds = (number * count..).take(count);
-        let batches: Vec<TokenBatch> =
+        let mut batches: Vec<TokenBatch> =
             seeds.map(|seed| random_batch(self.batch(), vocabulary, seed as u64)).collect();
+        let tokens = batches.iter_mut().flat_map(|batch| batch.tokens.iter_mut().enumerate());
+        tokens.filter(|(n, _)| self.equal_tokens && n % 10 != 0).for_each(|(_, token)| *token = 3);
         let counts =
             batches.iter().map(|batch| batch.counts()).fold(TokenCounts::default(), TokenCounts::plus);
         let step = Step { number: number as u64, lr: 1e-3, counts, micro_steps: self.micro_steps };
@@ -307,8 +327,7 @@ impl World {
             learner.name_sources(&sources).expect("sources");
             learner.micro_step(&step, n, &batches[place]).expect("a micro-step");
         }
-        let ticket = learner.fetch().expect("outputs");
-        learner.collect(ticket).expect("outputs")
+        learner.fetch().expect("outputs")
     }
 }
 

@@ -20,6 +20,7 @@
 
 mod background_save;
 mod begin;
+mod capacity;
 mod choices;
 mod evaluation;
 mod finish;

@@ -85,7 +85,7 @@ impl Run {
         }
         copy.store(&mut self.learner)?;
         self.learner.begin_reference()?;
-        let made = self.in_bf16(after, watch);
+        let made = self.in_bf16(after, watch, observer);
         copy.restore(&mut self.learner)?;
         self.learner.end_reference()?;
         self.state_copy = Some(copy);
@@ -106,6 +106,7 @@ impl Run {
         &mut self,
         after: u64,
         watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
     ) -> Result<ControlFlow<Outcome, Segment>, RunError> {
         let steps = self.config.precision.reference_steps.min(self.schedule.steps() - after);
         let mut segment = Segment { after, steps, bf16_sum: Some(0.0), sum: Some(0.0) };
@@ -125,6 +126,14 @@ impl Run {
                 && let Some((step, ticket)) = flying.pop_front()
             {
                 let result = self.learner.collect(ticket).map_err(|e| step_error(step, e))?;
+                if let Some(overflow) = result.overflow {
+                    for (step, ticket) in flying.drain(..) {
+                        self.learner.collect(ticket).map_err(|e| step_error(step, e))?;
+                    }
+                    self.make_room(step, overflow, observer)?;
+                    next = step - 1;
+                    continue;
+                }
                 segment.bf16_sum = added(segment.bf16_sum, result.loss);
                 // Results are collected after the same launches on all ranks.
                 ended = ended.or(result.stopping.then_some(Outcome::Stopped));

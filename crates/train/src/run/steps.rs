@@ -12,7 +12,7 @@ use xtrain_evaluation::loss::Tally;
 use xtrain_rank::Rank;
 use xtrain_runtime::{EngineError, Ticket};
 use xtrain_step::error::LearnError;
-use xtrain_step::learner::{IN_FLIGHT, Step};
+use xtrain_step::learner::{IN_FLIGHT, Overflow, Step};
 use xtrain_step::spans::{span, step_span};
 
 /// Steps whose results have not arrived, and the clock of the loop.
@@ -30,6 +30,14 @@ struct StepInFlight {
     step: u64,
     lr: f64,
     ticket: Ticket,
+}
+
+/// The results of steps that have arrived.
+struct Landed<T> {
+    /// Those of steps that fitted, oldest first.
+    finished: Vec<T>,
+    /// The first step whose rows of experts did not fit. No step is in flight then.
+    overflow: Option<(u64, Overflow)>,
 }
 
 /// Work that follows the step that was launched last.
@@ -70,10 +78,18 @@ impl Run {
             }
             self.launch_next(&mut flight)?;
             let due = self.due(watch)?;
-            let finished = self.collect(&mut flight, watch, &due)?;
-            self.compare_states()?;
+            let Landed { finished, overflow } = self.collect(&mut flight, watch, &due)?;
+            if overflow.is_none() {
+                self.compare_states()?;
+            }
             for (step, took) in finished {
                 self.report_step(step, took, &mut progress, observer)?;
+            }
+            if let Some((step, overflow)) = overflow {
+                self.make_room(step, overflow, observer)?;
+                self.position.step = step - 1;
+                flight.begun = Instant::now();
+                continue;
             }
             if let Some(outcome) = self.after_step(due, &mut flight, &progress, watch, observer)? {
                 return Ok(outcome);
@@ -172,8 +188,9 @@ impl Run {
         flight: &mut Flight,
         watch: &mut Watch<'_>,
         due: &Due,
-    ) -> Result<Vec<(FinishedStep, Duration)>, RunError> {
-        let finished = self.land(&mut flight.steps, if due.all_results { 0 } else { IN_FLIGHT })?;
+    ) -> Result<Landed<(FinishedStep, Duration)>, RunError> {
+        let most = if due.all_results { 0 } else { IN_FLIGHT };
+        let Landed { finished, overflow } = self.land(&mut flight.steps, most)?;
         let now = Instant::now();
         let took = now - std::mem::replace(&mut flight.begun, now);
         self.position.train_seconds += took.as_secs_f64();
@@ -181,15 +198,16 @@ impl Run {
         flight.waited += took;
         let each = flight.waited / finished.len().max(1) as u32;
         flight.waited -= each * finished.len() as u32;
-        Ok(finished.into_iter().map(|step| (step, each)).collect())
+        Ok(Landed { finished: finished.into_iter().map(|step| (step, each)).collect(), overflow })
     }
 
-    /// Collects the results of finished steps, oldest first; waits until at most `most` are in flight.
+    /// Collects the results of finished steps, oldest first; waits until at most `most` are in flight. After a
+    /// step whose rows of experts did not fit, it waits for all and leaves their results out.
     fn land(
         &mut self,
         steps: &mut VecDeque<StepInFlight>,
         most: usize,
-    ) -> Result<Vec<FinishedStep>, RunError> {
+    ) -> Result<Landed<FinishedStep>, RunError> {
         let mut finished = Vec::new();
         while let Some(oldest) = steps.front() {
             if steps.len() <= most && !self.learner.is_ready(&oldest.ticket)? {
@@ -198,10 +216,16 @@ impl Run {
             let Some(StepInFlight { step, lr, ticket }) = steps.pop_front() else { break };
             let result = self.learner.collect(ticket).map_err(|e| step_error(step, e))?;
             self.process_group.first_step_is_done();
+            if let Some(overflow) = result.overflow {
+                for StepInFlight { step, ticket, .. } in steps.drain(..) {
+                    self.learner.collect(ticket).map_err(|e| step_error(step, e))?;
+                }
+                return Ok(Landed { finished, overflow: Some((step, overflow)) });
+            }
             self.note_stop_request(step, &result);
             finished.push(FinishedStep { step, lr, result });
         }
-        Ok(finished)
+        Ok(Landed { finished, overflow: None })
     }
 
     /// Runs the evaluation and the save that are due after a step. Returns the outcome if the run ends early.

@@ -26,6 +26,8 @@ pub(super) struct Together {
     last: Option<u64>,
     /// The place up to which comparisons have come.
     compared: Cursor,
+    /// Steps of this process that were repeated because rows of experts did not fit.
+    pub(super) repeated_steps: u64,
 }
 
 /// A place in a list of values.

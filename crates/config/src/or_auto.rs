@@ -5,23 +5,26 @@ use serde::{Deserialize, Serialize};
 
 /// A number, or the word `"auto"` for one that is chosen when the run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "WrittenOrAuto", into = "WrittenOrAuto")]
-pub enum OrAuto {
+#[serde(from = "WrittenOrAuto<T>", into = "WrittenOrAuto<T>")]
+#[serde(bound(serialize = "T: Clone + Serialize", deserialize = "T: Deserialize<'de>"))]
+pub enum OrAuto<T = usize> {
     /// Chosen when the run begins; its configuration then holds the number.
     Auto,
     /// Set by the user, or chosen.
-    Is(usize),
+    Is(T),
 }
 
-impl OrAuto {
+impl<T> OrAuto<T> {
     /// The number, if it is given or chosen.
-    pub fn number(self) -> Option<usize> {
+    pub fn number(self) -> Option<T> {
         match self {
             OrAuto::Auto => None,
             OrAuto::Is(number) => Some(number),
         }
     }
+}
 
+impl OrAuto {
     /// The schema of a number of `unit` in this range or `"auto"`, which `meaning` describes.
     pub(crate) fn schema(unit: &str, min: usize, max: usize, meaning: &str) -> Schema {
         json_schema!({
@@ -36,8 +39,8 @@ impl OrAuto {
 /// Its form in files.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum WrittenOrAuto {
-    Number(usize),
+enum WrittenOrAuto<T> {
+    Number(T),
     Word(Word),
 }
 
@@ -47,8 +50,8 @@ enum Word {
     Auto,
 }
 
-impl From<WrittenOrAuto> for OrAuto {
-    fn from(written: WrittenOrAuto) -> Self {
+impl<T> From<WrittenOrAuto<T>> for OrAuto<T> {
+    fn from(written: WrittenOrAuto<T>) -> Self {
         match written {
             WrittenOrAuto::Number(number) => OrAuto::Is(number),
             WrittenOrAuto::Word(Word::Auto) => OrAuto::Auto,
@@ -56,8 +59,8 @@ impl From<WrittenOrAuto> for OrAuto {
     }
 }
 
-impl From<OrAuto> for WrittenOrAuto {
-    fn from(value: OrAuto) -> Self {
+impl<T> From<OrAuto<T>> for WrittenOrAuto<T> {
+    fn from(value: OrAuto<T>) -> Self {
         match value {
             OrAuto::Is(number) => WrittenOrAuto::Number(number),
             OrAuto::Auto => WrittenOrAuto::Word(Word::Auto),

@@ -151,7 +151,7 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
         max_grad_norm: c.optimizer.grad_clip,
         optimizer: c.optimizer.optimizer(c.train.seed),
         parallel: c.parallel.parallel(rank, micro_steps.max(1)),
-        capacity: c.experts.capacity.and_then(Capacity::from_factor),
+        capacity: c.experts.capacity.and_then(OrAuto::number).and_then(Capacity::from_factor),
         reference: c.precision.reference_every > 0,
         scored: Vec::new(),
         model,

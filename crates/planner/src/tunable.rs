@@ -13,11 +13,18 @@ use crate::error::PlanError;
 use serde_json::{Value, json};
 use std::ptr;
 use xtrain_config::{self as config, Config, OrAuto, Recompute as Policy};
+use xtrain_model::Capacity;
 use xtrain_program::Recompute;
 use xtrain_step::training_spec::TrainingSpec;
 
 /// Smallest loss chunk to try, in tokens: below it, the GEMMs of the head are too small.
 const SMALLEST_CHUNK: usize = 256;
+
+/// The capacity to try if there is no memory for every routing.
+const SMALL_CAPACITY: f64 = 1.5;
+
+/// A capacity in which every routing fits: no more ranks than this share experts.
+const LARGEST_CAPACITY: f64 = 64.0;
 
 /// A key of the run file whose value a run decides.
 pub struct Field {
@@ -60,6 +67,8 @@ pub struct Settings {
     pub loss_chunk: usize,
     /// Sequences of a micro-batch.
     pub micro_batch_size: usize,
+    /// The room for rows of experts; None for one in which every routing fits.
+    pub capacity: Option<Capacity>,
 }
 
 /// A step, and the sequences of its batch over all ranks.
@@ -158,11 +167,35 @@ pub static MICRO_BATCH_SIZE: Tunable = Tunable {
     text: |of, _, is_chosen| is_chosen.then(|| format!("micro_batch_size={}", of.micro_batch_size)),
 };
 
+/// The room for rows of experts, with ranks that share them.
+pub static CAPACITY: Tunable = Tunable {
+    field: field!(experts.capacity),
+    is_open: |config| {
+        config.parallel.expert > 1 && config.experts.capacity.and_then(OrAuto::number).is_none()
+    },
+    suits: |now, began, _| now.parallel.expert == began.parallel.expert,
+    changes_rounding: false,
+    values: |step, of| {
+        let enough = Settings { capacity: None, ..of };
+        match step.spec.parallel.expert {
+            1 => vec![enough],
+            _ => vec![enough, Settings { capacity: Capacity::from_factor(SMALL_CAPACITY), ..of }],
+        }
+    },
+    // Ranks that share experts have at most all rows of all of them.
+    value: |of| json!(of.capacity.map_or(LARGEST_CAPACITY, Capacity::factor)),
+    text: |of, _, is_chosen| {
+        let capacity = of.capacity.filter(|_| is_chosen)?;
+        Some(format!("experts.capacity={}", capacity.factor()))
+    },
+};
+
 /// The linear layers that stay in bf16 because FP8 is slower, which a run measures.
 static SKIP_SLOWER: Field = field!(precision.skip_slower);
 
 /// The rows, in the order in which settings are chosen, recorded and named.
-pub static TUNABLE: [&Tunable; 4] = [&RECOMPUTE, &RECOMPUTE_BLOCKS, &LOSS_CHUNK, &MICRO_BATCH_SIZE];
+pub static TUNABLE: [&Tunable; 5] =
+    [&RECOMPUTE, &RECOMPUTE_BLOCKS, &LOSS_CHUNK, &MICRO_BATCH_SIZE, &CAPACITY];
 
 /// True if a configuration says `"auto"`.
 fn is_auto(row: &Tunable, config: &Config) -> bool {
@@ -265,21 +298,24 @@ impl TunedStep<'_> {
     pub fn settings(&self) -> Settings {
         let TrainingSpec { recompute, recompute_blocks: blocks, .. } = *self.spec;
         let (loss_chunk, micro_batch_size) = (self.spec.loss.chunk_tokens, self.spec.batch.sequences);
-        Settings { recompute, blocks, loss_chunk, micro_batch_size }
+        let capacity = self.spec.capacity.filter(|_| self.spec.parallel.expert > 1);
+        Settings { recompute, blocks, loss_chunk, micro_batch_size, capacity }
     }
 
     /// The usual settings, which cost no speed: no recomputation, and the whole batch of a rank at once.
     pub fn usual(&self) -> Settings {
         let (recompute, micro_batch_size) = (Recompute::None, self.of_a_rank());
-        Settings { recompute, blocks: None, loss_chunk: config::LOSS_CHUNK, micro_batch_size }
+        let loss_chunk = config::LOSS_CHUNK;
+        Settings { recompute, blocks: None, loss_chunk, micro_batch_size, capacity: None }
     }
 
     /// This step with other settings.
     pub fn with(&self, settings: Settings) -> TrainingSpec {
-        let Settings { recompute, blocks, loss_chunk, micro_batch_size } = settings;
+        let Settings { recompute, blocks, loss_chunk, micro_batch_size, capacity } = settings;
         let mut spec = self.spec.with_micro_batches(micro_batch_size, self.batch_size);
         (spec.recompute, spec.recompute_blocks) = (recompute, blocks);
         spec.loss.chunk_tokens = loss_chunk;
+        spec.capacity = capacity;
         spec
     }
 

@@ -242,6 +242,7 @@ fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
         Purpose::State(StateKind::Moment1) => "first moments".into(),
         Purpose::State(StateKind::Moment2) => "second moments".into(),
         Purpose::State(StateKind::Counter) => "counters".into(),
+        Purpose::State(StateKind::Halted) => "flag of steps to repeat".into(),
         Purpose::State(StateKind::Cache) => "key/value cache".into(),
         Purpose::State(StateKind::Amax) => "amaxes of casts".into(),
         Purpose::State(StateKind::AmaxHistory) => "amax histories".into(),

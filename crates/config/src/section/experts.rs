@@ -1,6 +1,7 @@
 //! `[experts]`: mixtures of experts in place of the feed-forward, and how their loads are balanced.
 
-use schemars::JsonSchema;
+use crate::OrAuto;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use xtrain_model::{BlockSet, Family, Mixture, Router, Score};
 
@@ -54,9 +55,8 @@ section! {
         /// Room for the rows of a rank's experts, with `parallel.expert`: a multiple of the rows that it has if
         /// all experts have equally many tokens. A step whose rows do not fit is repeated with more room.
         /// Less room takes less memory and changes no bit.
-        #[schemars(range(min = 1.0, max = 1000.0))]
-        #[schemars(extend("x-default" = "room for every routing", "x-example" = 1.5))]
-        pub capacity: Option<f64> = None,
+        #[schemars(schema_with = "capacity", extend("x-default" = "`\"auto\"`", "x-example" = 1.25))]
+        pub capacity: Option<OrAuto<f64>> = None,
         /// Load balancing of experts. Without it, most tokens choose the same few.
         #[schemars(extend("x-default" = "`\"bias\"` for `dots1`, else `\"loss\"`"))]
         pub balance: Option<Balance> = None,
@@ -74,6 +74,19 @@ section! {
         #[schemars(extend("x-default" = "`0.0`"))]
         pub z_loss: Option<f64> = None,
     }
+}
+
+/// The schema of `capacity`.
+fn capacity(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "anyOf": [
+            { "type": "number", "minimum": 1.0, "maximum": 1000.0, "x-unit": "times the mean" },
+            { "oneOf": [{
+                "const": "auto",
+                "description": "Room for every routing if it fits in memory, else 1.5 times the mean.",
+            }] },
+        ]
+    })
 }
 
 /// The numbers by which a token chooses its experts.

@@ -7,7 +7,7 @@
 use crate::estimate::{Device, Timeline, step_seconds};
 use crate::memory::{first_that_fits, needed_bytes};
 use crate::tunable::{
-    LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE, RECOMPUTE_BLOCKS, Settings, Tunable, TunedStep,
+    CAPACITY, LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE, RECOMPUTE_BLOCKS, Settings, Tunable, TunedStep,
 };
 use xtrain_config as config;
 use xtrain_program::{Program, Recompute};
@@ -76,9 +76,26 @@ impl<'a> Search<'a> {
         row.is_in(self.open)
     }
 
-    /// The settings to train with; `None` if nothing fits. A CPU recomputes nothing and uses the usual chunk
-    /// if that fits. A GPU takes the fastest settings, with norms recomputed if that is worth it.
+    /// The settings to train with; `None` if nothing fits. Less room for rows of experts is tried if nothing
+    /// fits with room for every routing.
     pub(super) fn best(&mut self) -> Result<Option<Estimate>, LearnError> {
+        let rooms = match self.is_open(&CAPACITY) {
+            true => (CAPACITY.values)(&self.step, self.own),
+            false => vec![self.own],
+        };
+        for of in rooms {
+            self.own = of;
+            if let Some(best) = self.best_in_room()? {
+                return Ok(Some(best));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The settings to train with in the room of `own`. A CPU recomputes nothing and uses the usual chunk if
+    /// that fits. A GPU takes the fastest settings, with norms recomputed if that is worth it.
+    fn best_in_room(&mut self) -> Result<Option<Estimate>, LearnError> {
+        self.fitted.clear();
         if self.device.target == Target::Cpu {
             let usual = self.chunks(self.micro_batches()[0])[0];
             let saves = |of: &Estimate| of.settings.recompute == Recompute::None;

@@ -3,6 +3,7 @@
 use super::Run;
 use super::observer::Observer;
 use crate::error::RunError;
+use xtrain_config::OrAuto;
 use xtrain_model::Capacity;
 use xtrain_report::metrics::{Warning, format};
 use xtrain_step::error::LearnError;
@@ -32,6 +33,10 @@ impl Run {
             }
         })?;
         self.together.repeated_steps += 1;
+        // A run that is resumed from a later checkpoint begins with it.
+        if let Some(capacity) = capacity {
+            self.config.experts.capacity = Some(OrAuto::Is(capacity.factor()));
+        }
         let room = match capacity.map(Capacity::factor) {
             None => "room for every routing".to_owned(),
             Some(factor) => format!("experts.capacity = {factor}"),

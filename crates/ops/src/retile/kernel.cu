@@ -20,20 +20,22 @@ struct RetileArguments {
     u32 padding;
 };
 
-constexpr u32 ROWS = TILE, PARTS = THREADS / COLS, PART = ROWS / PARTS, PIECES = COLS / 16, WORDS = COLS / 4;
+constexpr u32 ROWS = TILE, PARTS = THREADS / COLS, PART = ROWS / PARTS, PIECES = COLS / 16, WORDS = COLS / 4,
+              NO_TOKEN = 0xffffffffu;
 
 // Bytes, 16 at a time if ROW_VECTORS (width) or COLUMN_VECTORS (rows) are multiples of that.
 template <bool ROW_VECTORS, bool COLUMN_VECTORS> __device__ __forceinline__ void retile(const RetileArguments& args) {
     // A word more a row, so that threads which write neighbouring rows use other banks.
     __shared__ u32 words[ROWS][WORDS + 1];
     __shared__ float scales[ROWS];
-    __shared__ int tokens[ROWS];
+    __shared__ u32 tokens[ROWS];
     __shared__ u32 amaxes[PARTS][COLS];
     u32 first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLS, tile = first_column / TILE;
     if (threadIdx.x < ROWS) {
         u32 row = first_row + threadIdx.x;
-        int source = row < args.rows ? args.sources[row] : -1, token = source < 0 ? -1 : source / (int)args.top_k;
-        float scale = token < 0 ? 1.0f : args.inv_scale[(u64)tile * args.tokens + token];
+        int source = row < args.rows ? args.sources[row] : -1;
+        u32 token = source < 0 ? NO_TOKEN : (u32)source / args.top_k;
+        float scale = token == NO_TOKEN ? 1.0f : args.inv_scale[(u64)tile * args.tokens + token];
         tokens[threadIdx.x] = token;
         scales[threadIdx.x] = scale;
         if (first_column % TILE == 0 && row < args.rows) args.row_scale[(u64)tile * args.rows + row] = scale;
@@ -41,16 +43,18 @@ template <bool ROW_VECTORS, bool COLUMN_VECTORS> __device__ __forceinline__ void
     __syncthreads();
     for (u32 n = threadIdx.x; n < ROWS * PIECES; n += THREADS) {
         u32 row = n / PIECES, piece = n % PIECES, column = first_column + 16 * piece;
-        int token = tokens[row];
+        u32 token = tokens[row];
         u64 from = (u64)token * args.width + column, to = (u64)(first_row + row) * args.width + column;
         u32 loaded[4] = {};
         if (ROW_VECTORS && column < args.width) {
-            uint4 raw = token < 0 ? make_uint4(0, 0, 0, 0) : *(const uint4*)(args.q + from);
+            uint4 raw = token == NO_TOKEN ? make_uint4(0, 0, 0, 0) : *(const uint4*)(args.q + from);
             loaded[0] = raw.x, loaded[1] = raw.y, loaded[2] = raw.z, loaded[3] = raw.w;
             if (first_row + row < args.rows) *(uint4*)(args.row_major + to) = raw;
         }
-        for (u32 i = 0; !ROW_VECTORS && i < 16 && column + i < args.width; i++) {
-            u32 byte = token < 0 ? 0 : args.q[from + i];
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) {
+            if (ROW_VECTORS || column + i >= args.width) continue;
+            u32 byte = token == NO_TOKEN ? 0 : args.q[from + i];
             loaded[i / 4] |= byte << 8 * (i % 4);
             if (first_row + row < args.rows) args.row_major[to + i] = (u8)byte;
         }
@@ -83,7 +87,9 @@ template <bool ROW_VECTORS, bool COLUMN_VECTORS> __device__ __forceinline__ void
             if (row + n < args.rows) *(uint4*)(to + n) = make_uint4(packed[0], packed[1], packed[2], packed[3]);
             continue;
         }
-        for (u32 i = 0; i < 16 && row + n + i < args.rows; i++) to[n + i] = (u8)(packed[i / 4] >> 8 * (i % 4));
+#pragma unroll
+        for (u32 i = 0; i < 16; i++)
+            if (row + n + i < args.rows) to[n + i] = (u8)(packed[i / 4] >> 8 * (i % 4));
     }
 }
 

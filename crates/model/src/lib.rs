@@ -2,9 +2,9 @@
 //! files, precision recipes, optimizers.
 //!
 //! Invariants: model code names neither a device nor a precision nor a rank. Precision and the cut of state
-//! are passes over the program that [`decoder`] traces; only where tokens travel to the experts of other ranks
-//! is traced, for any rank alike ([`ExpertRanks`]). A model is data, layer by layer ([`Architecture`]); a [`Family`] is one
-//! file of `families/`.
+//! are passes over the program that [`decoder`] traces. Where tokens travel to the experts of other ranks is
+//! traced, for all ranks alike ([`ExpertRanks`]). A model is data, layer by layer ([`Architecture`]); a
+//! [`Family`] is one file of `families/`.
 
 mod architecture;
 pub mod decoder;
@@ -13,6 +13,7 @@ mod error;
 mod expert_ranks;
 mod families;
 mod family;
+mod first_scales;
 mod fixed_routing;
 pub mod hf;
 mod init;
@@ -31,6 +32,7 @@ pub use description::Description;
 pub use error::ModelError;
 pub use expert_ranks::{Capacity, ExpertRanks};
 pub use family::Family;
+pub use first_scales::first_scales;
 pub use fixed_routing::FixedRouting;
 pub use init::Init;
 pub use layer::{

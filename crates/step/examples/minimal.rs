@@ -31,7 +31,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let path = arguments.next().unwrap_or_else(|| "README.md".to_owned());
     let steps = arguments.next().map_or(Ok(200), |steps| steps.parse())?;
     let text = std::fs::read(&path).map_err(|error| format!("{path}: {error}"))?;
-
     let mut learner = new_learner()?;
     for step in 0..steps {
         let loss = train_step(&mut learner, &text, step)?;

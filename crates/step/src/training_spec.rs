@@ -58,8 +58,13 @@ impl TrainingSpec {
         ExpertRanks { capacity: self.capacity, ..ExpertRanks::of_run(&self.parallel) }
     }
 
-    /// The rows of a rank's experts that fit into a micro-batch, in blocks where some routing needs more; None
-    /// if every routing fits.
+    /// Tokens of a step of all ranks, under sums for any world.
+    pub(crate) fn tree_tokens(&self) -> usize {
+        self.batch.tokens() * self.parallel.tree_micro_steps * self.parallel.rank.world_size
+    }
+
+    /// The rows of a rank's experts that fit into a micro-batch, in blocks where some routing needs more;
+    /// None if every routing fits.
     pub fn room(&self) -> Option<usize> {
         let ranks = self.expert_ranks();
         let blocks = self.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());

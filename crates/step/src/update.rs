@@ -44,8 +44,8 @@ pub mod update_io {
     pub const STOP: &str = "stop";
     /// `u32[]`, likewise: 1 if any rank asks to end the run.
     pub const STOPPING: &str = "stopping";
-    /// `f32[n]`, if the room for rows of experts may be too small: the rows that the blocks with experts need,
-    /// of the rank and the micro-batch with the most.
+    /// `f32[n]`, if the room for rows of experts may be too small: the rows that the blocks with experts
+    /// need, of the rank and the micro-batch with the most.
     pub const ROWS_NEEDED: &str = "rows_needed";
     /// `f32[n]`, with static scales: the amax over all ranks of each of [`xtrain_program::Program::delayed`].
     pub const AMAXES: &str = "amaxes";
@@ -252,6 +252,12 @@ struct RoomCheck {
     blocked: ValueId,
 }
 
+/// The rows that each block with experts needs on this rank, if its room may be too small.
+fn rows_needed(program: &Program, spec: &TrainingSpec) -> Vec<ValueId> {
+    let blocks = 0..spec.model.layers.len();
+    blocks.filter_map(|block| program.output(&io::rows_needed(block))).collect()
+}
+
 /// Appends the check of the room for the rows that the blocks need on this rank, if it may be too small.
 fn check_room(
     t: &mut Tracer,
@@ -272,22 +278,35 @@ fn check_room(
 }
 
 /// The largest magnitudes of the values that the step casts: for the host if scales are static, and those
-/// from which the scales of the next step follow if they are not.
+/// from which the scales of the next step follow if they are not. Returns the largest, or `amax` without such
+/// values; infinite if the rows of experts do not fit.
 fn amaxes(
     t: &mut Tracer,
     spec: &TrainingSpec,
     delayed: &[Delayed],
     parameters: &[Parameter],
-    halted: Option<ValueId>,
-) -> Result<ValueId, TraceError> {
-    let parallel = &spec.parallel;
-    if spec.fp8.static_scales.is_some() {
-        return amaxes_to_host(t, delayed, parallel);
+    room: Option<RoomCheck>,
+    amax: Option<ValueId>,
+) -> Result<Option<ValueId>, TraceError> {
+    let halted = room.as_ref().map(|room| room.halted);
+    let amax = match delayed.is_empty() {
+        true => amax,
+        false if spec.fp8.static_scales.is_some() => Some(amaxes_to_host(t, delayed, &spec.parallel)?),
+        false => {
+            if spec.parallel.rank.world_size > 1 {
+                amaxes_of_all(t, delayed, &spec.parallel)?;
+            }
+            Some(next_scales(t, delayed, parameters, &spec.fp8.delayed, halted)?)
+        }
+    };
+    match (amax, room) {
+        (amax, None) => Ok(amax),
+        (None, Some(room)) => Ok(Some(room.blocked)),
+        (Some(amax), Some(room)) => {
+            let both = t.site("room").emit(RankAmaxes, &[amax, room.blocked])?[0];
+            Ok(Some(t.emit(MaxAmaxes { lengths: vec![1] }, &[both])?[0]))
+        }
     }
-    if parallel.rank.world_size > 1 {
-        amaxes_of_all(t, delayed, parallel)?;
-    }
-    next_scales(t, delayed, parameters, &spec.fp8.delayed, halted)
 }
 
 /// Appends the scales of the next step, gradient norm, clip and the optimizer's update.
@@ -304,18 +323,12 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
         (program, kept) = record_losses(program, &losses, parallel.tree_micro_steps)?;
         losses = vec![kept];
     }
-    let blocks = 0..spec.model.layers.len();
-    let rows_needed: Vec<ValueId> =
-        blocks.filter_map(|block| program.output(&io::rows_needed(block))).collect();
+    let rows_needed = rows_needed(&program, spec);
     let amax = program.state(StateKind::Amax, quantize::AMAX);
     let delayed = program.delayed.clone();
     let mut t = Tracer::new(program, Stage::Update, Role::Update);
     let room = check_room(&mut t, spec, &rows_needed)?;
-    let halted = room.as_ref().map(|room| room.halted);
-    let amax = match delayed.is_empty() {
-        true => amax,
-        false => Some(amaxes(&mut t, spec, &delayed, &parameters, halted)?),
-    };
+    let amax = amaxes(&mut t, spec, &delayed, &parameters, room, amax)?;
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
     let gradients: Vec<NamedGradient> =
         parameters.iter().filter_map(|p| Some((p.name.clone(), p.gradient?))).collect();
@@ -331,14 +344,7 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
     let mut inputs = vec![norm];
     inputs.extend(objective);
     inputs.push(applied);
-    inputs.extend(match (amax, room) {
-        (amax, None) => amax,
-        (None, Some(room)) => Some(room.blocked),
-        (Some(amax), Some(room)) => {
-            let both = t.site("room").emit(RankAmaxes, &[amax, room.blocked])?[0];
-            Some(t.emit(MaxAmaxes { lengths: vec![1] }, &[both])?[0])
-        }
-    });
+    inputs.extend(amax);
     let decided = t.site("clip").emit_into(clip, &inputs, &[Some(applied)])?;
     let (coefficient, skip) = (decided[1], decided[2]);
     if let (Some(rate), Some(sums)) = (spec.loss.balancing.and_then(|balancing| balancing.bias_rate), sums) {

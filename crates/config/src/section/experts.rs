@@ -52,8 +52,8 @@ section! {
         /// Blocks that have the dense feed-forward of width `model.ffn_dim`, from 0.
         #[schemars(extend("x-unit" = "blocks", "x-default" = "`[]`", "x-example" = [0]))]
         pub dense_blocks: Option<Vec<usize>> = None,
-        /// Room for the rows of a rank's experts, with `parallel.expert`: a multiple of the rows that it has if
-        /// all experts have equally many tokens. A step whose rows do not fit is repeated with more room.
+        /// Room for the rows of a rank's experts, with `parallel.expert`: a multiple of the rows that it has
+        /// if all experts have equally many tokens. A step whose rows do not fit is repeated with more room.
         /// Less room takes less memory and changes no bit.
         #[schemars(schema_with = "capacity", extend("x-default" = "`\"auto\"`", "x-example" = 1.25))]
         pub capacity: Option<OrAuto<f64>> = None,

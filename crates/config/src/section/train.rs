@@ -95,8 +95,13 @@ section! {
 impl TrainConfig {
     /// Keys whose values a run may choose itself. They change its speed and memory, and its result only by
     /// rounding.
-    pub const CHOSEN_KEYS: [&str; 4] =
-        ["train.recompute", "train.recompute_blocks", "train.loss_chunk", "train.micro_batch_size"];
+    pub const CHOSEN_KEYS: [&str; 5] = [
+        "train.recompute",
+        "train.recompute_blocks",
+        "train.loss_chunk",
+        "train.micro_batch_size",
+        "experts.capacity",
+    ];
 
     /// Sequences that go through the model at once: `micro_batch_size`, or the whole batch if that is not set
     /// or not chosen yet.

@@ -128,8 +128,8 @@ fn units_are_added_in_the_order_of_their_gradients() {
 #[test]
 fn each_part_of_an_expert_counts_once() {
     let flags = [0.0; 4];
-    // Four ranks: two parts of experts of two units, which two ranks have each; the last word is of a gradient
-    // that all ranks have.
+    // Four ranks: two parts of experts of two units, which two ranks have each; the last word is of a
+    // gradient that all ranks have.
     let rank = |units: [f64; 2]| [&units[..], &[5.0], &flags[..]].concat();
     let ranks = [rank([1.0, 2.0]), rank([3.0, 4.0]), rank([1.0, 2.0]), rank([3.0, 4.0])];
     let parts = PieceUnits { parts: Groups::world(2), units: 2, ..PieceUnits::WHOLE };

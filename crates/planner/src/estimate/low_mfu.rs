@@ -52,7 +52,7 @@ fn waited_for(planned: &Planned, timeline: &Timeline) -> String {
             let often =
                 if spec.parallel.cuts_gradients() { ", which every micro-step exchanges" } else { "" };
             let experts = match of_experts {
-                true => ", most of them of experts; with parallel.expert, each GPU has gradients of its own experts alone",
+                true => ", most of them of experts: with parallel.expert, each GPU has gradients of its own experts alone",
                 false => "",
             };
             format!("sums of gradients{often}{experts}")

@@ -141,8 +141,8 @@ fn reductions(program: &Program) -> Vec<Vec<usize>> {
     after
 }
 
-/// True if every micro-step adds a parameter's gradient to sums, so that the next one overwrites it. Ranks that
-/// do not share a parameter with others add all micro-steps to its gradient, unless they add in a tree.
+/// True if every micro-step adds a parameter's gradient to sums, so that the next one overwrites it. Ranks
+/// that do not share a parameter with others add all micro-steps to its gradient, unless they add in a tree.
 fn is_reduced_in_each_micro_step(cut: &ParameterCut, levels: Option<usize>, parallel: &Parallel) -> bool {
     let (is_shared, has_replicas) = (cut.shard.groups.size > 1, cut.replicas.size > 1);
     match levels {

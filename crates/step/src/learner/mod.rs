@@ -1,7 +1,6 @@
 //! A model in training: one optimizer step at a time.
 
 mod feed;
-mod first_scales;
 mod saturation;
 
 pub use feed::{draws, feed};
@@ -14,12 +13,11 @@ use crate::spans::span;
 use crate::training_spec::TrainingSpec;
 use crate::update::update_io;
 use crate::weights::Weights;
-use first_scales::first_scales;
 use saturation::StaticCasts;
 use std::ops::Range;
 use xtrain_data::{Batch as TokenBatch, TokenCounts};
-use xtrain_model::Capacity;
 use xtrain_model::decoder::{ExpertSums, SumsOf, io};
+use xtrain_model::{Capacity, first_scales};
 use xtrain_program::shard::MICRO_STEP;
 use xtrain_program::{Program, RowShard, StateKind};
 use xtrain_rank::Rank;
@@ -134,7 +132,10 @@ impl Learner {
     /// initialised or read. `seed` is the seed of dropout.
     pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
         let (program, layout) = (programs::training(&spec)?, Layout::from_spec(&spec)?);
-        let first_scales = first_scales(&program, &spec);
+        let first_scales = match spec.parallel.reduce.is_any_world() {
+            true => first_scales(&program, spec.tree_tokens()),
+            false => Vec::new(),
+        };
         let refresh = programs::refresh(&program)?;
         let mut weights =
             Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics(), layout)?;

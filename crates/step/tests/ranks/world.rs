@@ -64,14 +64,19 @@ pub(crate) fn seed() -> u64 {
 const SAMPLE: usize = 24;
 
 /// All cases with XTRAIN_TEST_ALL=1, else a sample by a seed that a failure prints.
-pub(crate) fn drawn<T>(mut all: Vec<T>) -> Vec<T> {
+pub(crate) fn drawn<T>(all: Vec<T>) -> Vec<T> {
+    sample(all, SAMPLE)
+}
+
+/// As [`drawn`], of so many cases.
+pub(crate) fn sample<T>(mut all: Vec<T>, count: usize) -> Vec<T> {
     if std::env::var("XTRAIN_TEST_ALL").is_ok_and(|value| value == "1") {
         return all;
     }
-    println!("a sample of {SAMPLE} of {} cases", all.len());
+    println!("a sample of {count} of {} cases", all.len());
     let rng = Philox::new(seed(), 0, 0);
     let mut n = 0;
-    while all.len() > SAMPLE {
+    while all.len() > count {
         n += 1;
         all.remove(rng.word(n) as usize % all.len());
     }

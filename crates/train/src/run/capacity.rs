@@ -10,8 +10,8 @@ use xtrain_step::error::LearnError;
 use xtrain_step::learner::Overflow;
 
 impl Run {
-    /// Makes room for the rows of `step`, which changed nothing and is to be repeated. All ranks call it after
-    /// the same step, when no step is in flight.
+    /// Makes room for the rows of `step`, which changed nothing and is to be repeated. All ranks call it
+    /// after the same step, when no step is in flight.
     ///
     /// # Errors
     /// More room does not fit in memory. The last checkpoint is good.
@@ -45,7 +45,7 @@ impl Run {
         self.record(Warning { step, text }, observer)
     }
 
-    /// What did not fit, in words, with the rank that needs most.
+    /// The rows that did not fit in words, and the rank that needs most.
     fn needs(&self, overflow: Overflow) -> Result<String, RunError> {
         let Overflow { block, needed, own, room, .. } = overflow;
         let own = u64::from(own == needed);

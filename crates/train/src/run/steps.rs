@@ -201,8 +201,8 @@ impl Run {
         Ok(Landed { finished: finished.into_iter().map(|step| (step, each)).collect(), overflow })
     }
 
-    /// Collects the results of finished steps, oldest first; waits until at most `most` are in flight. After a
-    /// step whose rows of experts did not fit, it waits for all and leaves their results out.
+    /// Collects the results of finished steps, oldest first; waits until at most `most` are in flight. After
+    /// a step whose rows of experts did not fit, it waits for all and leaves their results out.
     fn land(
         &mut self,
         steps: &mut VecDeque<StepInFlight>,

@@ -2,6 +2,7 @@
 
 mod ending;
 mod equality;
+mod experts;
 mod faults;
 mod joining;
 mod launching;

@@ -1,0 +1,107 @@
+//! Ranks that share the experts of a mixture.
+
+use super::{assert_near, numbers};
+use crate::place::{Place, assert_same_file};
+use crate::resume::recorded;
+
+/// A mixture of four experts, in batches of eight sequences of 128 tokens, so that rows of experts are
+/// aligned as in large runs.
+const MIXTURE: &str = "--set model.family=qwen3_moe --set experts.count=4 --set experts.per_token=2 --set experts.ffn_dim=12 --set \
+                       train.batch_size=8 --set train.micro_batch_size=1 --set data.seq_len=128 --set schedule.kind=constant";
+
+/// A mesh: ranks, those that share experts, and the state that is cut.
+fn mesh((ranks, expert, shard): (usize, usize, &str)) -> String {
+    format!("--ranks {ranks} --set parallel.expert={expert} --set parallel.shard={shard}")
+}
+
+#[test]
+fn a_run_goes_on_with_other_ranks_that_share_experts_with_equal_bits() {
+    let place = Place::new();
+    let sets = format!("{MIXTURE} --set parallel.reduce=any-world --set eval.at_end=false");
+    place.train("whole", &format!("{sets} --set train.steps=8"));
+    for (n, of) in
+        [(4, 4, "none"), (1, 1, "none"), (2, 2, "optimizer"), (4, 2, "weights")].into_iter().enumerate()
+    {
+        let (steps, resume) = (2 * n + 2, if n == 0 { "" } else { "--resume" });
+        place.train("parts", &format!("{sets} --set train.steps={steps} {} {resume}", mesh(of)));
+    }
+    assert_same_file(&place.path("whole/hf/model.safetensors"), &place.path("parts/hf/model.safetensors"));
+    assert_eq!(recorded(&place, "parts"), recorded(&place, "whole"));
+    // One process goes on with the moments too.
+    for out in ["whole", "parts"] {
+        place.train(out, &format!("{sets} --set train.steps=9 --resume"));
+    }
+    let [a, b] = ["whole", "parts"]
+        .map(|out| place.path(&format!("{out}/checkpoints/step-9/rank-00000-00001.safetensors")));
+    assert_same_file(&a, &b);
+}
+
+#[test]
+fn ranks_that_share_experts_evaluate_sample_and_export_like_one_process() {
+    let place = Place::new();
+    let sets = format!("{MIXTURE} --set train.steps=4 --set eval.every=2 --set eval.prompts=[\"the\"]");
+    place.train("one", &sets);
+    for of in [(2, 2, "none"), (4, 2, "none"), (4, 4, "weights")] {
+        let out = format!("out-{}-{}", of.0, of.1);
+        place.train(&out, &format!("{sets} {}", mesh(of)));
+        for (kind, key) in [("step", "loss"), ("step", "grad_norm"), ("eval", "loss")] {
+            let [ours, alone] = [&*out, "one"].map(|out| numbers(&place, out, kind, key));
+            assert_near(&ours, &alone, 1e-5);
+        }
+        assert_eq!(place.records(&out, "sample").len(), 1);
+        assert_eq!(place.names(&format!("{out}/hf")), place.names("one/hf"));
+        for command in ["eval RUN", "generate RUN --prompt the --max-tokens 4", "export RUN --out again-RUN"]
+        {
+            place.run(&command.replace("RUN", &out)).succeeds();
+        }
+        assert_same_file(
+            &place.path(&format!("{out}/hf/model.safetensors")),
+            &place.path(&format!("again-{out}/model.safetensors")),
+        );
+    }
+}
+
+#[test]
+fn a_step_whose_rows_do_not_fit_is_repeated_and_no_bit_changes() {
+    let place = Place::new();
+    // Without balancing, and with text of one letter, all tokens choose the same experts.
+    place.write("a.txt", "a".repeat(20_000).as_bytes());
+    let sets = format!(
+        "{MIXTURE} --set experts.balance=none --set data.train=a.txt --set train.steps=4 --set checkpoint.every=2 {}",
+        mesh((4, 4, "optimizer"))
+    );
+    place.train("enough", &format!("{sets} --set experts.capacity=4"));
+    for capacity in ["1.0", "1.25"] {
+        let out = format!("out-{capacity}");
+        let ran = place.train(&out, &format!("{sets} --set experts.capacity={capacity}"));
+        let said = format!("{}{}", ran.stdout, ran.stderr);
+        // A room of 1.25 times the mean, in whole tiles, is that of twice the mean.
+        assert_eq!(said.contains("is repeated with "), capacity == "1.0", "{said}");
+        let file = "hf/model.safetensors";
+        assert_same_file(&place.path(&format!("{out}/{file}")), &place.path(&format!("enough/{file}")));
+        assert_eq!(recorded(&place, &out), recorded(&place, "enough"));
+    }
+    // A run whose room was chosen begins with the last one that it had.
+    let ran =
+        place.train("out-1.0", &format!("{sets} --set train.steps=6 --set experts.capacity=auto --resume"));
+    assert!(!format!("{}{}", ran.stdout, ran.stderr).contains("is repeated"), "{}", ran.stdout);
+}
+
+#[test]
+fn ranks_that_cannot_share_experts_are_refused_with_what_works() {
+    let place = Place::new();
+    let refused = |options: &str, words: &[&str]| {
+        place.run(&format!("train run.toml --out refused {options}")).refuses(words);
+        assert!(!place.exists("refused"), "{options} leaves a folder");
+    };
+    let mixture = |options: &str, words: &str| refused(&format!("{MIXTURE} {options}"), &[words]);
+    mixture("--ranks 4 --set parallel.expert=3", "the nearest value that does is 2");
+    mixture("--ranks 2 --set parallel.expert=4", "the nearest value that does is 2");
+    refused("--ranks 2 --set parallel.expert=2", &["this model has none"]);
+    let any_world = "--ranks 2 --set parallel.expert=2 --set parallel.reduce=any-world";
+    mixture(&format!("{any_world} --set precision.recipe=fp8-current"), "use fp8-delayed or fp8-block");
+    for capacity in ["0.5", "nan", "inf"] {
+        mixture(&format!("--ranks 2 --set parallel.expert=2 --set experts.capacity={capacity}"), "capacity");
+    }
+    refused("--set parallel.tensor=2", &["not supported yet"]);
+}

@@ -151,19 +151,14 @@ impl Layout {
         self.parallel.cuts_weights()
     }
 
-    /// True if each rank has some of the experts alone, to which tokens travel in each forward.
-    pub fn shares_experts(&self) -> bool {
-        self.parallel.expert > 1
-    }
-
     /// True if a forward needs all ranks, because it gathers weights or tokens.
     pub fn forward_needs_all_ranks(&self) -> bool {
-        self.cuts_weights() || self.shares_experts()
+        self.cuts_weights() || self.parallel.expert > 1
     }
 
     /// True if some masters are not whole on this rank.
     pub fn has_parts_of_masters(&self) -> bool {
-        self.cuts_state() || self.shares_experts()
+        self.cuts_state() || self.parallel.expert > 1
     }
 
     /// The cut of a state value among the ranks that compute with it, if each has rows of it alone.

@@ -244,26 +244,19 @@ fn balance(
     Ok(())
 }
 
-/// The check of the room for rows of experts.
-struct RoomCheck {
-    /// `u32[1]`: not 0 if the step, or one that it builds on, is repeated.
-    halted: ValueId,
-    /// `f32[1]`: infinite if so.
-    blocked: ValueId,
-}
-
 /// The rows that each block with experts needs on this rank, if its room may be too small.
 fn rows_needed(program: &Program, spec: &TrainingSpec) -> Vec<ValueId> {
     let blocks = 0..spec.model.layers.len();
     blocks.filter_map(|block| program.output(&io::rows_needed(block))).collect()
 }
 
-/// Appends the check of the room for the rows that the blocks need on this rank, if it may be too small.
+/// Appends the check of the room for the rows that the blocks need on this rank, if it may be too small:
+/// `u32[1]`, not 0 if the step is repeated, or one that it builds on; and `f32[1]`, infinite if so.
 fn check_room(
     t: &mut Tracer,
     spec: &TrainingSpec,
     of_blocks: &[ValueId],
-) -> Result<Option<RoomCheck>, TraceError> {
+) -> Result<Option<[ValueId; 2]>, TraceError> {
     let Some(room) = spec.room() else { return Ok(None) };
     t.site("room");
     let row = t.emit(RankAmaxes, of_blocks)?[0];
@@ -274,7 +267,7 @@ fn check_room(
     t.output(update_io::ROWS_NEEDED, needed);
     let halted = t.state(StateKind::Halted, update_io::ROWS_NEEDED, TensorType::new(DType::U32, [1]));
     let outputs = t.emit_into(CheckRoom { room }, &[needed, halted], &[Some(halted)])?;
-    Ok(Some(RoomCheck { halted, blocked: outputs[1] }))
+    Ok(Some([halted, outputs[1]]))
 }
 
 /// The largest magnitudes of the values that the step casts: for the host if scales are static, and those
@@ -285,10 +278,10 @@ fn amaxes(
     spec: &TrainingSpec,
     delayed: &[Delayed],
     parameters: &[Parameter],
-    room: Option<RoomCheck>,
+    room: Option<[ValueId; 2]>,
     amax: Option<ValueId>,
 ) -> Result<Option<ValueId>, TraceError> {
-    let halted = room.as_ref().map(|room| room.halted);
+    let (halted, blocked) = room.map(|[halted, blocked]| (halted, blocked)).unzip();
     let amax = match delayed.is_empty() {
         true => amax,
         false if spec.fp8.static_scales.is_some() => Some(amaxes_to_host(t, delayed, &spec.parallel)?),
@@ -299,14 +292,9 @@ fn amaxes(
             Some(next_scales(t, delayed, parameters, &spec.fp8.delayed, halted)?)
         }
     };
-    match (amax, room) {
-        (amax, None) => Ok(amax),
-        (None, Some(room)) => Ok(Some(room.blocked)),
-        (Some(amax), Some(room)) => {
-            let both = t.site("room").emit(RankAmaxes, &[amax, room.blocked])?[0];
-            Ok(Some(t.emit(MaxAmaxes { lengths: vec![1] }, &[both])?[0]))
-        }
-    }
+    let (Some(amax), Some(blocked)) = (amax, blocked) else { return Ok(amax.or(blocked)) };
+    let both = t.site("room").emit(RankAmaxes, &[amax, blocked])?[0];
+    Ok(Some(t.emit(MaxAmaxes { lengths: vec![1] }, &[both])?[0]))
 }
 
 /// Appends the scales of the next step, gradient norm, clip and the optimizer's update.

@@ -98,6 +98,7 @@ check_numerics = false
 [parallel]
 shard = \"none\"
 replicas = 1
+expert = 1
 reduce = \"same-world\"
 reduce_dtype = \"fp32\"
 prefetch_blocks = 1

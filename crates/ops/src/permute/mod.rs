@@ -262,8 +262,8 @@ impl Op for UnpermuteTree {
 }
 
 /// `(x_td, sources_c i32, rows_tk i32, ids_tk i32) -> y_cd`: [`Permute`] whose backward adds the gradients of
-/// a token's rows by this tree. Without `rounded` these sums are not rounded to the type of x: other ranks have
-/// the rest of the tree.
+/// a token's rows by this tree. Without `rounded` these sums are not rounded to the type of x: other ranks
+/// have the rest of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermuteByTree(pub UnpermuteTree);
 

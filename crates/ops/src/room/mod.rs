@@ -1,9 +1,9 @@
 //! A room for the rows of experts that may be too small: the rows that a step needs, and the flag that stops
 //! all updates from a step on whose rows do not fit.
 //!
-//! [`DispatchOwn`](crate::dispatch::DispatchOwn) leaves out rows that do not fit, so what such a step computes
-//! is not applied. Nor are the steps after it that are in flight, since their results build on it. The host
-//! then loads a program with more room, clears the flag, and repeats them.
+//! [`DispatchOwn`](crate::dispatch::DispatchOwn) leaves out rows that do not fit, so what such a step
+//! computes is not applied. Nor are the steps after it that are in flight, since their results build on it.
+//! The host then loads a program with more room, clears the flag, and repeats them.
 
 mod cpu;
 mod cuda;

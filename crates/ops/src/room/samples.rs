@@ -27,11 +27,16 @@ fn check(room: usize, blocks: usize, last: f64, halted: u32) -> Sample {
 
 impl Sampled for CheckRoom {
     fn samples() -> Vec<Sample> {
-        vec![check(6, 1, 6.0, 0), check(6, 1, 7.0, 0), check(8, 40, 9.0, 0), check(8, 40, 8.0, 1)]
+        vec![check(6, 1, 6.0, 0), check(8, 40, 8.0, 0)]
     }
 
     fn large() -> Sample {
-        check(1000, 70, 1001.0, 0)
+        check(1000, 70, 1000.0, 0)
+    }
+
+    /// Rows that do not fit, and a step after such a step.
+    fn gpu_samples() -> Vec<Sample> {
+        vec![check(6, 1, 7.0, 0), check(8, 40, 9.0, 0), check(8, 40, 8.0, 1)]
     }
 
     fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {

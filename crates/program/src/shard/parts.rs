@@ -1,8 +1,8 @@
 //! Parameters of which each rank computes with a part alone: the experts that it has.
 //!
 //! FP8 copies with one scale for the whole parameter have the scale of all experts, so that they have the
-//! bits of one process. The amaxes of all ranks are gathered before the casts ([`crate::refresh`]), as for rows
-//! of a parameter that is cut.
+//! bits of one process. The amaxes of all ranks are gathered before the casts ([`crate::refresh`]), as for
+//! rows of a parameter that is cut.
 
 use super::ShardOps;
 use super::quantized::{self, CopySource};

@@ -163,17 +163,13 @@ impl Learner {
         let LoadedStep { train, reference, static_casts, room } =
             LoadedStep::load(&mut self.weights, programs::training(&spec)?, &spec)?;
         (self.train, self.reference, self.static_casts, self.room) = (train, reference, static_casts, room);
-        self.current = match reference {
-            Some(ReferencePrograms { train, .. }) if is_reference => train,
-            _ => self.train,
-        };
         self.spec = spec;
         let flag = bytemuck::bytes_of(&0u32);
         self.weights.engine().write_state(StateKind::Halted, update_io::ROWS_NEEDED, flag)?;
         // An update that is not applied casts the weights with the scales that it would have set.
-        self.weights.refresh()?;
-        if let Some(ReferencePrograms { refresh, .. }) = self.reference.filter(|_| is_reference) {
-            self.weights.engine().run(refresh, Part::Whole)?;
+        self.end_reference()?;
+        if is_reference {
+            self.begin_reference()?;
         }
         Ok(self.spec.capacity)
     }

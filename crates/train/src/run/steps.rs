@@ -32,13 +32,8 @@ struct StepInFlight {
     ticket: Ticket,
 }
 
-/// The results of steps that have arrived.
-struct Landed<T> {
-    /// Those of steps that fitted, oldest first.
-    finished: Vec<T>,
-    /// The first step whose rows of experts did not fit. No step is in flight then.
-    overflow: Option<(u64, Overflow)>,
-}
+/// Finished steps, oldest first, and the first one that did not fit, after which no step is in flight.
+type Landed<T> = (Vec<T>, Option<(u64, Overflow)>);
 
 /// Work that follows the step that was launched last.
 struct Due {
@@ -78,10 +73,8 @@ impl Run {
             }
             self.launch_next(&mut flight)?;
             let due = self.due(watch)?;
-            let Landed { finished, overflow } = self.collect(&mut flight, watch, &due)?;
-            if overflow.is_none() {
-                self.compare_states()?;
-            }
+            let (finished, overflow) = self.collect(&mut flight, watch, &due)?;
+            self.compare_states()?;
             for (step, took) in finished {
                 self.report_step(step, took, &mut progress, observer)?;
             }
@@ -190,7 +183,7 @@ impl Run {
         due: &Due,
     ) -> Result<Landed<(FinishedStep, Duration)>, RunError> {
         let most = if due.all_results { 0 } else { IN_FLIGHT };
-        let Landed { finished, overflow } = self.land(&mut flight.steps, most)?;
+        let (finished, overflow) = self.land(&mut flight.steps, most)?;
         let now = Instant::now();
         let took = now - std::mem::replace(&mut flight.begun, now);
         self.position.train_seconds += took.as_secs_f64();
@@ -198,7 +191,7 @@ impl Run {
         flight.waited += took;
         let each = flight.waited / finished.len().max(1) as u32;
         flight.waited -= each * finished.len() as u32;
-        Ok(Landed { finished: finished.into_iter().map(|step| (step, each)).collect(), overflow })
+        Ok((finished.into_iter().map(|step| (step, each)).collect(), overflow))
     }
 
     /// Collects the results of finished steps, oldest first; waits until at most `most` are in flight. After
@@ -220,12 +213,12 @@ impl Run {
                 for StepInFlight { step, ticket, .. } in steps.drain(..) {
                     self.learner.collect(ticket).map_err(|e| step_error(step, e))?;
                 }
-                return Ok(Landed { finished, overflow: Some((step, overflow)) });
+                return Ok((finished, Some((step, overflow))));
             }
             self.note_stop_request(step, &result);
             finished.push(FinishedStep { step, lr, result });
         }
-        Ok(Landed { finished, overflow: None })
+        Ok((finished, None))
     }
 
     /// Runs the evaluation and the save that are due after a step. Returns the outcome if the run ends early.

@@ -121,9 +121,8 @@ impl Run {
         }
     }
 
-    /// Checksums of the next part of the state that ranks hold alike: of what all hold, which are masters, or
-    /// the copies of them, scales and counters; and of what a rank has its rows or its experts of, if others
-    /// have the same.
+    /// Checksums of the next part of the state that ranks hold alike: of what all hold, and of what a rank
+    /// has its rows or its experts of, if others have the same.
     fn checksums(&mut self) -> Result<[u64; 2], RunError> {
         let mut entries = self.learner.weights().engine().state_entries();
         let layout = self.learner.layout();

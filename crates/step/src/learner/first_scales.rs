@@ -2,7 +2,8 @@
 //!
 //! A delayed scale that is not set is that of the current amax, which for the rows of an expert is an amax
 //! over the tokens of all ranks that share experts. Under sums for any world the first step must not depend on
-//! these ranks, so it casts with fixed scales instead.
+//! these ranks, and tokens that are cast before they are gathered need the same scale on all of them. So it
+//! casts with fixed scales instead.
 
 use crate::training_spec::TrainingSpec;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ const OF_INPUTS: f32 = 16.0;
 
 /// The names of the delayed scales that have a fixed value in the first step of a run, and the values.
 pub(super) fn first_scales(program: &Program, spec: &TrainingSpec) -> Vec<(Arc<str>, f32)> {
-    if !spec.parallel.reduce.is_any_world() {
+    if !spec.parallel.reduce.is_any_world() && !spec.fp8.wire {
         return Vec::new();
     }
     let Parallel { rank, tree_micro_steps, .. } = spec.parallel;

@@ -5,14 +5,14 @@ use crate::world::{World, drawn};
 use xtrain_model::{Family, Recipe};
 use xtrain_program::{Reduce, Shard};
 
-const FAMILIES: [Family; 3] = [Family::MIXTRAL, Family::QWEN3_MOE, Family::DOTS1];
+pub(crate) const FAMILIES: [Family; 3] = [Family::MIXTRAL, Family::QWEN3_MOE, Family::DOTS1];
 const SHARDS: [Shard; 4] = [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights];
 /// Ranks, those that share experts, and replicas.
 const MESHES: [(usize, usize, usize); 5] = [(2, 2, 1), (4, 2, 1), (4, 4, 1), (4, 2, 2), (8, 2, 2)];
 
 /// Every mesh with every shard mode, of each of these recipes; families, ties, sources and micro-steps take
 /// turns.
-fn worlds(recipes: &[Recipe], reduce: Reduce) -> Vec<World> {
+pub(crate) fn worlds(recipes: &[Recipe], reduce: Reduce) -> Vec<World> {
     let mut all = Vec::new();
     for &recipe in recipes {
         for family in FAMILIES {

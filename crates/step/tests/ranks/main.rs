@@ -9,4 +9,5 @@ mod experts;
 mod programs;
 mod static_scales;
 mod traffic;
+mod wire;
 mod world;

@@ -10,7 +10,7 @@ use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::decoder::{Balancing, Batch};
 use xtrain_model::{Architecture, BlockSet, Description, Family, Mixture, Recipe, StaticScales};
 use xtrain_ops::registry::cpu_kernels;
-use xtrain_program::{Gather, Parallel, Reduce, Shard, StateKind};
+use xtrain_program::{Gather, Parallel, Recompute, Reduce, Shard, StateKind};
 use xtrain_rank::Rank;
 use xtrain_runtime::{Checks, CpuEngine};
 use xtrain_step::engine::Target;
@@ -103,6 +103,9 @@ pub(crate) struct World {
     pub(crate) expert_count: usize,
     /// Ranks that share experts.
     pub(crate) expert: usize,
+    /// True if tokens travel to their experts in FP8.
+    pub(crate) wire: bool,
+    pub(crate) recompute: Recompute,
     /// Tokens of a sequence.
     pub(crate) seq_len: usize,
     /// Selects the orders of lanes, with the seed.
@@ -175,6 +178,8 @@ impl World {
             experts: None,
             expert_count: 3,
             expert: 1,
+            wire: false,
+            recompute: Recompute::None,
             seq_len: 16,
             orders: 0,
             scales: None,
@@ -205,7 +210,9 @@ impl World {
         let model = model(self.tied, self.layers, self.experts, self.expert_count, dim);
         let spec = training_spec::TrainingSpec { parallel, ..spec(model, self.batch()) };
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
-        let mut spec = TrainingSpec { recipe: self.recipe, dropout: 0.1, ..spec };
+        let (recipe, recompute) = (self.recipe, self.recompute);
+        let mut spec = TrainingSpec { recipe, recompute, dropout: 0.1, ..spec };
+        spec.fp8.wire = self.wire;
         spec.loss.sources = self.sources;
         if let Some(FixedScales::Static(scales)) = self.scales {
             spec.fp8.static_scales = Some(Arc::new(scales.clone()));

@@ -41,6 +41,7 @@ mod tasks;
 mod tests;
 mod together;
 mod watch;
+mod wire;
 
 pub use crate::spec::plan;
 pub use observer::{Observer, Outcome, Start};

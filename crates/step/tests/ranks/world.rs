@@ -60,18 +60,24 @@ pub(crate) fn seed() -> u64 {
     *SEED
 }
 
-/// Cases of a sample.
-const SAMPLE: usize = 24;
-
 /// All cases with XTRAIN_TEST_ALL=1, else a sample by a seed that a failure prints.
-pub(crate) fn drawn<T>(mut all: Vec<T>) -> Vec<T> {
+pub(crate) fn drawn<T>(all: Vec<T>) -> Vec<T> {
+    sample(all, 24)
+}
+
+/// As [`drawn`], fewer of cases that take long.
+pub(crate) fn drawn_few<T>(all: Vec<T>) -> Vec<T> {
+    sample(all, 8)
+}
+
+fn sample<T>(mut all: Vec<T>, cases: usize) -> Vec<T> {
     if std::env::var("XTRAIN_TEST_ALL").is_ok_and(|value| value == "1") {
         return all;
     }
-    println!("a sample of {SAMPLE} of {} cases", all.len());
+    println!("a sample of {cases} of {} cases", all.len());
     let rng = Philox::new(seed(), 0, 0);
     let mut n = 0;
-    while all.len() > SAMPLE {
+    while all.len() > cases {
         n += 1;
         all.remove(rng.word(n) as usize % all.len());
     }

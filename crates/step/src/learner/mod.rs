@@ -17,6 +17,7 @@ use crate::weights::Weights;
 use first_scales::first_scales;
 use saturation::StaticCasts;
 use std::ops::Range;
+use std::sync::Arc;
 use xtrain_data::{Batch as TokenBatch, TokenCounts};
 use xtrain_model::decoder::{ExpertSums, SumsOf, io};
 use xtrain_program::shard::MICRO_STEP;
@@ -70,6 +71,8 @@ pub struct Learner {
     current: ProgramId,
     /// The casts of `train` with static scales.
     static_casts: StaticCasts,
+    /// The scales that must be set in the first step, and their values there.
+    first_scales: Vec<(Arc<str>, f32)>,
     seed: u64,
     /// True if this rank asks all to stop.
     asks_to_stop: bool,
@@ -94,8 +97,8 @@ impl Learner {
         let mut weights =
             Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics(), layout)?;
         let train = weights.load(program)?;
-        for (name, scale) in first_scales {
-            weights.engine().write_state(StateKind::Scale, &name, bytemuck::bytes_of(&scale))?;
+        for (name, scale) in &first_scales {
+            weights.engine().write_state(StateKind::Scale, name, bytemuck::bytes_of(scale))?;
         }
         let reference = match programs::reference(&spec)? {
             None => None,
@@ -105,7 +108,8 @@ impl Learner {
             }
         };
         let current = train;
-        Ok(Learner { weights, spec, train, reference, current, static_casts, seed, asks_to_stop: false })
+        let asks_to_stop = false;
+        Ok(Learner { weights, spec, train, reference, current, static_casts, first_scales, seed, asks_to_stop })
     }
 
     /// Asks all ranks to stop: results of the steps that are launched from now on say so on every rank. A
@@ -194,8 +198,13 @@ impl Learner {
         Ok(self.weights.engine().copy_state(entries, targets)?)
     }
 
-    /// Overwrites a state value, or the rows of this rank. Refresh the weights after writing masters.
+    /// Overwrites a state value, or the rows of this rank. Refresh the weights after writing masters. A scale
+    /// that is not set stays as it is if it must be set.
     pub fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), LearnError> {
+        let is_unset = kind == StateKind::Scale && bytes.iter().all(|byte| *byte == 0);
+        if is_unset && self.first_scales.iter().any(|(scale, _)| **scale == *name) {
+            return Ok(());
+        }
         self.weights.write_rows(kind, name, bytes)
     }
 

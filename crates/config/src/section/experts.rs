@@ -67,9 +67,9 @@ section! {
         #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = "`0.0`"))]
         pub z_loss: Option<f64> = None,
-        /// Format in which tokens travel to the ranks of their experts (`parallel.expert`), and gradients of
-        /// outputs. It changes numbers: one process that names it rounds alike. A resumed run keeps its own
-        /// unless `--set` names another.
+        /// Format of tokens, and of gradients of outputs, on their way to the ranks of their experts
+        /// (`parallel.expert`). One process that names it rounds alike. A resumed run keeps its own unless
+        /// `--set` names another.
         #[schemars(extend("x-default" = "`\"auto\"`"))]
         pub wire: Option<Wire> = None,
     }
@@ -106,7 +106,7 @@ pub enum Wire {
     /// FP8 with `parallel.expert` above 1 under `fp8-block` and `fp8-delayed`; bf16 otherwise, and with
     /// `reduce = "any-world"`.
     Auto,
-    /// FP8, as GEMMs read it: half the bytes. Results return in bf16. For `fp8-block` and `fp8-delayed`.
+    /// FP8, as GEMMs read it: half the bytes. For `fp8-block` and `fp8-delayed`.
     Fp8,
     /// The type of activations.
     Bf16,

@@ -109,7 +109,17 @@ impl Learner {
         };
         let current = train;
         let asks_to_stop = false;
-        Ok(Learner { weights, spec, train, reference, current, static_casts, first_scales, seed, asks_to_stop })
+        Ok(Learner {
+            weights,
+            spec,
+            train,
+            reference,
+            current,
+            static_casts,
+            first_scales,
+            seed,
+            asks_to_stop,
+        })
     }
 
     /// Asks all ranks to stop: results of the steps that are launched from now on say so on every rank. A

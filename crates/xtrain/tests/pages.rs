@@ -11,9 +11,9 @@ const COLUMNS: usize = 150;
 const SIZES: [(&str, usize); 3] =
     [("README.md", 9_000), ("CONTRIBUTING.md", 8_000), ("docs/benchmarks.md", 15_000)];
 
-/// Maximum size of all pages together, in bytes: 450 KiB. Before you raise it, cut words, or link to the
-/// page that already says it.
-const ALL_PAGES: usize = 450 * 1024;
+/// Maximum size of all pages together, in bytes. Before you raise it, cut words, or link to the page that
+/// already says it. It was 450 KiB until ranks could share experts, which is a new way to divide a model.
+const ALL_PAGES: usize = 470_000;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

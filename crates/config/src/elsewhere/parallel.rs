@@ -145,7 +145,7 @@ pub(super) const ROWS: &[AliasRow] = &[
             "disable_loss_parallel",
             "loss_parallel",
         ],
-        "tensor, context and pipeline parallelism are not supported yet; GPUs share the batch, the experts of a mixture with `parallel.expert`, and all state with `parallel.shard = \"weights\"`",
+        "tensor, context and pipeline parallelism is not supported yet; GPUs share the batch, the experts of a mixture with `parallel.expert`, and all state with `parallel.shard = \"weights\"`",
     ),
     why(
         &["use_megatron_lm", "megatron_lm", "use_parallelism_config", "parallelism_config"],

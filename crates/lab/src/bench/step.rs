@@ -21,6 +21,7 @@ use xtrain_step::engine::{Processor, Target};
 use xtrain_step::error::LearnError;
 use xtrain_step::learner::{IN_FLIGHT, Learner, Step};
 use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_train::error::RunError;
 use xtrain_train::process_group::transport;
 use xtrain_train::spec::plan_for;
@@ -67,6 +68,16 @@ impl Routing {
             Routing::Uniform => FixedRouting { skew: 0.0 },
             Routing::Zipf => FixedRouting { skew: 1.0 },
         }
+    }
+
+    /// The routing, for a model that has experts.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn of_model(self, spec: &TrainingSpec) -> Result<FixedRouting, RunError> {
+        let without = || RunError::Refused("the model has no experts, so there is no routing to fix".into());
+        spec.loss.balancing.ok_or_else(without)?;
+        Ok(self.fixed())
     }
 }
 
@@ -174,10 +185,7 @@ impl StepBench {
         }
         let mut planned = fp8_skip::decide(planned, &processor)?;
         if let Some(routing) = routing {
-            let without =
-                || RunError::Refused("the model has no experts, so there is no routing to fix".into());
-            planned.spec.loss.balancing.ok_or_else(without)?;
-            planned.spec.fixed_routing = Some(routing.fixed());
+            planned.spec.fixed_routing = Some(routing.of_model(&planned.spec)?);
         }
         let free_before = processor.available_bytes();
         fit::check(&planned, &processor, 1)?;

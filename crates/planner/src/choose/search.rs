@@ -5,7 +5,7 @@
 //! even where everything fits, if that saves much memory for next to no time.
 
 use crate::estimate::{Device, Timeline, step_seconds};
-use crate::memory::{first_that_fits, needed_bytes};
+use crate::memory::{first_that_fits, least_state_bytes, needed_bytes};
 use crate::tunable::{
     LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE, RECOMPUTE_BLOCKS, Settings, Tunable, TunedStep,
 };
@@ -40,6 +40,9 @@ const SAVED: f64 = 0.05;
 /// Largest loss chunk to try. Larger ones gain nothing.
 const LARGEST_CHUNK: usize = 1 << 16;
 
+/// Programs that are kept: the chosen step is often one of the last two.
+const MOST_PROGRAMS: usize = 2;
+
 pub(super) struct Search<'a> {
     step: TunedStep<'a>,
     /// The settings of the run file.
@@ -55,20 +58,36 @@ pub(super) struct Search<'a> {
     fitted: Vec<(Recompute, usize)>,
     /// The step without recomputation, with the usual chunk and the largest micro-batch.
     pub(super) everything: Option<Estimate>,
+    /// True if the state alone does not fit, whatever the settings.
+    is_hopeless: bool,
+    /// The last steps that were estimated, newest first.
+    last: Vec<(TrainingSpec, Program)>,
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(step: TunedStep<'a>, device: &Device, open: &'a [&'static Tunable]) -> Self {
-        Search {
+    pub(super) fn new(
+        step: TunedStep<'a>,
+        device: &Device,
+        open: &'a [&'static Tunable],
+    ) -> Result<Self, LearnError> {
+        let usable_bytes = device.usable_bytes.unwrap_or(u64::MAX);
+        Ok(Search {
             step,
             own: step.settings(),
             device: Device { rates: device.choice_rates, network: device.choice_network, ..device.clone() },
-            usable_bytes: device.usable_bytes.unwrap_or(u64::MAX),
+            usable_bytes,
             open,
             known: Vec::new(),
             fitted: Vec::new(),
             everything: None,
-        }
+            is_hopeless: least_state_bytes(step.spec)? > usable_bytes,
+            last: Vec::new(),
+        })
+    }
+
+    /// The last steps that were estimated, and their programs.
+    pub(super) fn into_last(self) -> Vec<(TrainingSpec, Program)> {
+        self.last
     }
 
     /// True if the search chooses this setting.
@@ -79,6 +98,9 @@ impl<'a> Search<'a> {
     /// The settings to train with; `None` if nothing fits. A CPU recomputes nothing and uses the usual chunk
     /// if that fits. A GPU takes the fastest settings, with norms recomputed if that is worth it.
     pub(super) fn best(&mut self) -> Result<Option<Estimate>, LearnError> {
+        if self.is_hopeless {
+            return Ok(None);
+        }
         if self.device.target == Target::Cpu {
             let usual = self.chunks(self.micro_batches()[0])[0];
             let saves = |of: &Estimate| of.settings.recompute == Recompute::None;
@@ -120,6 +142,11 @@ impl<'a> Search<'a> {
         // The fewer micro-steps, the fewer partial sums: then a larger micro-batch may need less.
         if self.step.spec.parallel.reduce.is_any_world() {
             return Ok(all);
+        }
+        // Check first if anything fits.
+        let smallest = self.least_of(all[all.len() - 1])?;
+        if !self.fits(&smallest) {
+            return Ok(Vec::new());
         }
         let mut over = u64::MAX;
         if self.is_open(&RECOMPUTE_BLOCKS) {
@@ -273,7 +300,8 @@ impl<'a> Search<'a> {
             return self.estimate(of);
         };
         let all = self.estimate(most)?;
-        if self.fits(&all) {
+        // If nothing can fit, a block more or less does not matter.
+        if self.fits(&all) || self.is_hopeless {
             return Ok(all);
         }
         let but_one = self.estimate(Settings { blocks: Some(self.step.layers() - 1), ..most })?;
@@ -295,6 +323,8 @@ impl<'a> Search<'a> {
         let seconds = self.step_seconds(&spec, &program);
         let estimate = Estimate { settings, bytes, seconds };
         self.known.push(estimate);
+        self.last.insert(0, (spec, program));
+        self.last.truncate(MOST_PROGRAMS);
         Ok(estimate)
     }
 

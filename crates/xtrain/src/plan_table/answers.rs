@@ -1,12 +1,16 @@
 //! The answers of a plan, which come before its tables: whether the run fits, what to run instead or faster,
 //! how long it takes, and how large it is.
 
+use super::ranks::ModeRow;
 use super::{line, scientific};
 use xtrain_config::Balance;
+use xtrain_lab::bench::Routing;
+use xtrain_model::ExpertRanks;
 use xtrain_planner::advice::{Advice, Proposal};
 use xtrain_planner::estimate::{Device, RunTime, low_mfu};
 use xtrain_planner::fit::{Fit, Verdict, on_gpus, save_bytes};
 use xtrain_planner::planned::Planned;
+use xtrain_planner::routed::RoutedStep;
 use xtrain_planner::shard_table::Candidate;
 use xtrain_report::metrics::format;
 use xtrain_step::engine::Target;
@@ -32,6 +36,10 @@ pub(crate) struct Advised<'a> {
     pub(crate) owner: String,
     /// The time of the run whose figures are shown.
     pub(crate) time: RunTime,
+    /// The modes of several ranks.
+    pub(crate) modes: Vec<ModeRow>,
+    /// A routing, and the shown step with it.
+    pub(crate) routed: Option<(Routing, RoutedStep)>,
 }
 
 /// The lines that say whether it fits, what to run, how long it takes, and how large it is.
@@ -65,7 +73,7 @@ pub(super) fn text(planned: &Planned, answer: &Answer<'_>) -> String {
 }
 
 /// The lines that a device is needed for.
-fn of_device(Advised { advice, device, owner, time }: &Advised<'_>) -> String {
+fn of_device(Advised { advice, device, owner, time, .. }: &Advised<'_>) -> String {
     let mut out = String::new();
     if let Some(of) = &advice.fit {
         out.push_str(&fit(of, owner, advice.given(), device.target, advice.proposal.as_ref()));
@@ -175,7 +183,8 @@ fn experts(planned: &Planned) -> String {
     let (spec, config) = (&planned.spec, &planned.resolved.config.experts);
     let all = || spec.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
     let Some(experts) = all().next() else { return String::new() };
-    let (tokens, chosen) = (spec.batch.tokens(), experts.router.top_k);
+    let (tokens, chosen, ranks) =
+        (spec.batch.tokens(), experts.router.top_k, ExpertRanks::of_run(&spec.parallel));
     let rows = tokens * chosen;
     let balance = match config.balance {
         Some(Balance::Loss) => format!("loss, weight {}", config.balance_loss.unwrap_or_default()),
@@ -186,13 +195,20 @@ fn experts(planned: &Planned) -> String {
         format!(", and a shared expert of width {}", format::grouped(shared.width as u64))
     });
     let text = format!(
-        "{chosen} of {} experts per token, in {} of {} blocks{shared}; {} rows allocated for the {} token copies of a micro-batch; \
+        "{chosen} of {} experts per token, in {} of {} blocks{shared}; {} rows allocated for the {} token copies of {}; \
          balance: {balance}; router z-loss {}",
         experts.count,
         all().count(),
         spec.model.layers.len(),
-        format::grouped(experts.dispatch(tokens).capacity(rows) as u64),
-        format::grouped(rows as u64),
+        format::grouped(experts.ragged_rows(tokens, ranks) as u64),
+        format::grouped((ranks.count * rows) as u64),
+        match ranks.count {
+            1 => "a micro-batch".to_owned(),
+            count => format!(
+                "the micro-batches of {count} ranks, each of which has {} experts",
+                experts.count / count
+            ),
+        },
         config.z_loss.unwrap_or_default()
     );
     line("experts", &text)

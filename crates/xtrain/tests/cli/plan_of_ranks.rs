@@ -168,6 +168,16 @@ fn one_of_several_ranks_is_measured_on_one_device() {
         let slow = json(&place, &format!("{run} --stretch --gpus-per-node 1 --link 1MB/s"));
         assert!(slow["seconds"].as_f64() > speed["seconds"].as_f64(), "{slow} {speed}");
     }
+    // With a part of the experts, of which the first rank has most tokens by Zipf's law.
+    let mixture = "--set model.family=mixtral --set experts.count=4 --set experts.ffn_dim=12 --routing zipf";
+    for shard in ["none", "weights"] {
+        let options = format!("--set parallel.expert=4 --set parallel.shard={shard} {mixture}");
+        let speed = json(&place, &format!("step run.toml --rank-of 4 {quick} {options}"));
+        let rank = &speed["rank"];
+        assert_eq!(rank["plan_bytes"], speed["planned_bytes"], "{speed}");
+        assert_eq!(rank["sent_bytes"], rank["plan_sent_bytes"], "{speed}");
+        assert!(speed["loss"].as_f64().is_some_and(|loss| loss > 1.0), "{speed}");
+    }
     let table = place.run(&format!("bench step run.toml --rank-of 4 {quick}")).succeeds().stdout;
     for row in ["\nrank ", "\nstep by the plan ", "\nallocated memory ", "\nsent a step "] {
         assert!(table.contains(row), "{table}");

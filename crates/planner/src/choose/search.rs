@@ -23,7 +23,7 @@ pub struct Estimate {
     pub settings: Settings,
     /// Memory in bytes.
     pub bytes: u64,
-    /// Time in seconds.
+    /// Time in seconds; infinite for a step that recomputes and does not fit.
     pub seconds: f64,
 }
 
@@ -320,7 +320,12 @@ impl<'a> Search<'a> {
         let spec = self.step.with(settings);
         let program = programs::training(&spec)?;
         let bytes = needed_bytes(&spec, &program, self.device.target, self.device.threads)?;
-        let seconds = self.step_seconds(&spec, &program);
+        // The time of a step that does not fit matters as a bound alone.
+        let is_bound = settings.recompute == Recompute::None;
+        let seconds = match bytes <= self.usable_bytes || is_bound {
+            true => self.step_seconds(&spec, &program),
+            false => f64::INFINITY,
+        };
         let estimate = Estimate { settings, bytes, seconds };
         self.known.push(estimate);
         self.last.insert(0, (spec, program));

@@ -43,6 +43,8 @@ pub struct Fp8Overrides {
     pub swiglu_input: Option<bool>,
     /// Attention's output saved for the backward in E5M6, by tiles; without it the recipe decides.
     pub attention_output: Option<bool>,
+    /// Tokens, and gradients of outputs, are cast to FP8 before they travel to the ranks of their experts.
+    pub wire: bool,
 }
 
 /// A linear layer that was measured to be slower in FP8 than in bf16.

@@ -1,15 +1,19 @@
 //! The list of all ops with kernels: their kernels, their samples, and the ops that passes insert.
 
 use crate::on_gpu::OnGpu;
-use crate::quantize::{Amaxes, Dequantize, Given, Quantize};
+use crate::permute::{Permute, PermuteByTree};
+use crate::quantize::{Amaxes, Dequantize, Given, Layouts, Quantize};
+use crate::retile::Retile;
 #[cfg(any(test, feature = "samples"))]
 use crate::samples::{Sample, Sampled};
+use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::{CudaKernel, KernelSource};
 use xtrain_program::measure_casts::MeasureOps;
 use xtrain_program::quantize::QuantizeOps;
 use xtrain_program::shard::ShardOps;
-use xtrain_program::{KernelTable, Op, PassOps, Quantization, RowShard};
+use xtrain_program::wire::{CastTokens, WireOps};
+use xtrain_program::{Groups, KernelTable, Op, PassOps, Quantization, RowShard};
 use xtrain_tensor::{CpuKernel, DType, Scaling};
 
 /// CPU kernels by op.
@@ -239,6 +243,23 @@ impl ShardOps for PassSet {
 
     fn transpose_block_scales(&self, cols: usize) -> Arc<dyn Op> {
         Arc::new(crate::transpose_bytes::TransposeBlockScales { cols })
+    }
+}
+
+impl WireOps for PassSet {
+    fn cast_tokens(&self, permute: &dyn Op, cast: &dyn Op) -> Option<CastTokens> {
+        let (permute, cast): (&dyn Any, &dyn Any) = (permute, cast);
+        let permutes = permute.is::<Permute>() || permute.is::<PermuteByTree>();
+        let cast = *cast.downcast_ref::<Quantize>().filter(|cast| permutes && cast.is_of_tokens())?;
+        Some(CastTokens {
+            cast: Arc::new(Quantize { layouts: Layouts::RowMajor, ..cast }),
+            permute: Arc::new(Retile { scaling: cast.scaling, layouts: cast.layouts }),
+            has_scales: cast.scaling == Scaling::Tile,
+        })
+    }
+
+    fn gather_rows(&self, groups: Groups, rows: usize) -> Arc<dyn Op> {
+        Arc::new(crate::collective::AllGather { groups, first: 0, rows })
     }
 }
 

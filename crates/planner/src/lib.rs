@@ -24,3 +24,4 @@ pub mod planned;
 pub mod shard_table;
 pub mod static_scales;
 pub mod tunable;
+mod wire;

@@ -2,10 +2,10 @@
 
 use crate::error::PlanError;
 use crate::tunable::{Field, TunedStep};
-use crate::{hf_names, static_scales};
+use crate::{hf_names, static_scales, wire};
 use std::collections::BTreeMap;
 use xtrain_checkpoint::hf::ExportDtype;
-use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
+use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice, Wire};
 use xtrain_data::Tokenizer;
 use xtrain_model::decoder::{Balancing, Batch, Loss};
 use xtrain_model::{Capacity, Recipe};
@@ -158,6 +158,7 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
     };
     check_sizes(&spec, c.train.batch_size)?;
     spec.fp8.static_scales = static_scales::check(&resolved, &spec)?;
+    spec.fp8.wire = wire::is_fp8(&spec, c.experts.wire.unwrap_or(Wire::Auto))?;
     if c.checkpoint.export_hf && c.checkpoint.export_dtype == Some(ExportDtype::Fp8) {
         hf_names::check_fp8(&hf_names::fp8_names(&spec.model, &spec.numerics()))?;
     }

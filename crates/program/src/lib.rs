@@ -3,7 +3,7 @@
 //!
 //! A training step has static shapes, so it is described once and run many times: model code traces ops
 //! ([`Tracer`]) → [`Program`] → passes → [`Plan`] → an executor. The passes of this crate, in the order in
-//! which they run: [`precision`], [`backward`], [`measure_casts`], [`save_fp8`], [`quantize`],
+//! which they run: [`precision`], [`backward`], [`measure_casts`], [`save_fp8`], [`quantize`], [`wire`],
 //! [`recompute`], [`narrow`], [`shard`], [`refresh`], [`fuse`].
 //!
 //! Invariants:
@@ -42,6 +42,7 @@ pub mod shard;
 mod trace;
 mod traffic;
 mod value;
+pub mod wire;
 
 pub use backward::Root;
 pub use buffer::WorkspaceOf;

@@ -13,7 +13,7 @@ use xtrain_ops::{PassSet, rewrites};
 use xtrain_program::backward::backward as differentiate;
 use xtrain_program::{
     Origin, Program, Root, Stage, StaticScale, fuse as rewriting, measure_casts, narrow as narrowing,
-    precision, quantize, recompute, refresh, save_fp8, shard,
+    precision, quantize, recompute, refresh, save_fp8, shard, wire,
 };
 
 /// A pass of the [`PIPELINE`].
@@ -87,8 +87,18 @@ pub const PIPELINE: &[Pass] = &[
         },
     },
     Pass {
-        name: "recompute",
+        name: "wire",
         needs: &["quantize"],
+        guarantees: "if the run sends them in FP8, tokens are cast before they are gathered for their experts",
+        calls: &["infer"],
+        run: |program, setting| match setting.numerics.fp8.wire {
+            true => Ok(wire::apply(program, &PassSet)?),
+            false => Ok(program),
+        },
+    },
+    Pass {
+        name: "recompute",
+        needs: &["wire"],
         guarantees: "the backward reads only forward values that the policy saves, and recomputes the others",
         calls: &["infer", "is_cheap", "rebuild"],
         run: |program, setting| match setting.step {

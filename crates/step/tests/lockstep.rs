@@ -351,7 +351,7 @@ fn alone(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
 
 /// Steps of mixtures with 2 of 8 experts. But in fp32, rounding differences would choose other experts on the
 /// GPU than on the CPU, so large biases choose the same ones for all tokens ([`Steps::run_rank`]). Each with
-/// and without documents.
+/// and without documents; with them, tokens are cast before they are permuted, if the recipe can.
 fn of_mixtures(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
     let families = ["mixtral", "qwen3_moe", "dots1"].map(|name| Family::named(name).expect("a family"));
     let is_biased = |family: &Family| family.router().is_some_and(|router| router.biased);
@@ -360,7 +360,9 @@ fn of_mixtures(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps>
         let balancing = Balancing { loss_weight: 0.01, z_weight: 1e-3, bias_rate };
         // Outputs of experts are whole blocks under `fp8-block`.
         let sizes = Description { dim: 128, ffn_dim: 64, ..wide() };
-        let spec = TrainingSpec { recipe, document_mask, ..mixture(family, sizes, [8, 2], BATCH, balancing) };
+        let spec = mixture(family, sizes, [8, 2], BATCH, balancing);
+        let mut spec = TrainingSpec { recipe, document_mask, ..spec };
+        spec.fp8.wire = document_mask && matches!(recipe, Recipe::Fp8Block | Recipe::Fp8Delayed);
         Steps { spec, compared, tolerance, path: Path::Host }
     };
     let families = families.into_iter().filter(|family| recipe == Recipe::Fp32 || is_biased(family));

@@ -11,9 +11,9 @@ const COLUMNS: usize = 150;
 const SIZES: [(&str, usize); 3] =
     [("README.md", 9_000), ("CONTRIBUTING.md", 8_000), ("docs/benchmarks.md", 15_000)];
 
-/// Maximum size of all pages together, in bytes: 456 KiB, of which 6 are for ranks that share experts. Before
+/// Maximum size of all pages together, in bytes: 460 KiB, of which 10 are for ranks that share experts. Before
 /// you raise it, cut words, or link to the page that already says it.
-const ALL_PAGES: usize = 456 * 1024;
+const ALL_PAGES: usize = 460 * 1024;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -73,6 +73,11 @@ section! {
         #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = "`0.0`"))]
         pub z_loss: Option<f64> = None,
+        /// Format of tokens, and of gradients of outputs, on their way to the ranks of their experts
+        /// (`parallel.expert`). One process that names it rounds alike. A resumed run keeps its own unless
+        /// `--set` names another.
+        #[schemars(extend("x-default" = "`\"auto\"`"))]
+        pub wire: Option<Wire> = None,
     }
 }
 
@@ -111,6 +116,19 @@ pub enum Balance {
     Bias,
     /// Nothing.
     None,
+}
+
+/// Format of tokens between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Wire {
+    /// FP8 with `parallel.expert` above 1 under `fp8-block` and `fp8-delayed`; bf16 otherwise, and with
+    /// `reduce = "any-world"`.
+    Auto,
+    /// FP8, as GEMMs read it: half the bytes. For `fp8-block` and `fp8-delayed`.
+    Fp8,
+    /// The type of activations.
+    Bf16,
 }
 
 impl Balance {
@@ -177,6 +195,7 @@ impl ExpertsConfig {
             Balance::None => {}
         }
         self.z_loss.get_or_insert(0.0);
+        self.wire.get_or_insert(Wire::Auto);
     }
 }
 

@@ -52,7 +52,7 @@ pub use chat::{ChatPacking, RowContent, TemplateVariables, TooLong, TrainOn};
 pub use checkpoint::CheckpointConfig;
 pub use data::{DataConfig, DataSource, DataSources, TokenizerChoice};
 pub use eval::EvalConfig;
-pub use experts::{Balance, ExpertScore, ExpertsConfig};
+pub use experts::{Balance, ExpertScore, ExpertsConfig, Wire};
 pub use log::LogConfig;
 pub use model::{ModelConfig, RopeScaling};
 pub use optimizer::OptimizerConfig;

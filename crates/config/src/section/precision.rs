@@ -184,6 +184,8 @@ impl PrecisionConfig {
             swiglu_input: self.swiglu_input.map(|format| format == SavedFormat::Fp8),
             attention_output: self.attention_output.map(|format| format == AttentionFormat::E5m6),
             static_scales: None,
+            // It depends on the ranks of the run, too.
+            wire: false,
         };
         self.check(&overrides)?;
         Ok(overrides)

@@ -165,7 +165,7 @@ fn experts_have_defaults() {
     let resolved = parsed.resolve(&Facts::default()).expect("it fits");
     let text = resolved.config.to_toml();
     let section = "[experts]\ncount = 8\nper_token = 2\nffn_dim = 192\nshared_ffn_dim = 0\nscore = \"softmax\"\nnormalise = true\n\
-                   scale = 1.0\ngroups = 1\ntop_groups = 1\ndense_blocks = [0]\nbalance = \"loss\"\nbalance_loss = 0.001\nz_loss = 0.0\n";
+                   scale = 1.0\ngroups = 1\ntop_groups = 1\ndense_blocks = [0]\nbalance = \"loss\"\nbalance_loss = 0.001\nz_loss = 0.0\nwire = \"auto\"\n";
     assert!(text.contains(section), "{text}");
 }
 

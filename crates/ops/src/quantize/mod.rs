@@ -123,6 +123,18 @@ pub(crate) fn saved_types(gate_up: TensorType) -> [TensorType; 2] {
 }
 
 impl Quantize {
+    /// True if it casts each row of a tensor to E4M3 with powers of two for tiles, or to FP8 with a given
+    /// scale: if rows can be cast before they are permuted ([`crate::retile::Retile`]).
+    pub(crate) fn is_of_tokens(self) -> bool {
+        let is_fp8 = matches!(self.format, DType::E4M3 | DType::E5M2);
+        let is_by_token = match (self.scaling, self.given) {
+            (Scaling::Tile, Given::Nothing) => self.format == DType::E4M3 && self.pow2_scales,
+            (Scaling::Tensor, Given::Scale) => is_fp8,
+            _ => false,
+        };
+        self.source == CastSource::Input && is_by_token
+    }
+
     /// Checks the inputs after those of the source.
     fn check_given(&self, given: &[TensorType], [rows, cols]: [usize; 2]) -> Result<(), OpError> {
         let of_rows = match (self.scaling, self.layouts) {

@@ -28,7 +28,7 @@ kernel_struct! {
         row_scale: DevicePtr,
         transposed: DevicePtr,
         transposed_scale: DevicePtr,
-        tokens: u32,
+        tokens_of_rank: u32,
         top_k: u32,
         rows: u32,
         width: u32,
@@ -39,20 +39,27 @@ kernel_struct! {
 
 impl CudaKernel for Retile {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let [q, inv_scale, sources, rows] = [0, 1, 2, 3].map(|n| operands.inputs[n]);
-        let [row_major, row_scale, transposed, transposed_scale] =
-            [0, 1, 2, 3].map(|n| operands.outputs[n].place);
+        let [q, sources, rows] = [0, 1, 2].map(|n| operands.inputs[n]);
+        let scales = operands.inputs.get(Retile::SCALES);
         let (tokens, width) = q.ty.shape.rows_cols();
         let ragged = sources.ty.numel();
+        // Numbers and scales of each layout that is written.
+        let mut places = operands.outputs.chunks(self.outputs_of_layout());
+        let none = DevicePtr(0);
+        let [[row_major, row_scale], [transposed, transposed_scale]] =
+            self.layouts.written().map(|is_written| match is_written.then(|| places.next()).flatten() {
+                Some(written) => [written[0].place, written.get(1).map_or(none, |scales| scales.place)],
+                None => [none, none],
+            });
         let arguments = RetileArguments {
             q: q.place,
-            inv_scale: inv_scale.place,
+            inv_scale: scales.map_or(none, |scales| scales.place),
             sources: sources.place,
             row_major,
             row_scale,
             transposed,
             transposed_scale,
-            tokens: tokens as u32,
+            tokens_of_rank: scales.map_or(tokens, |scales| scales.ty.shape.rows_cols().1) as u32,
             top_k: rows.ty.shape.rows_cols().1 as u32,
             rows: ragged as u32,
             width: width as u32,
@@ -61,11 +68,12 @@ impl CudaKernel for Retile {
         };
         let [of_rows, of_columns] =
             [width, ragged].map(|extent| if extent.is_multiple_of(16) { "vector" } else { "any" });
-        let function = gpu.function(&SOURCE, &[], &format!("retile_{of_rows}_{of_columns}"))?;
+        let scaled = if self.is_scaled() { "scaled" } else { "unscaled" };
+        let function = gpu.function(&SOURCE, &[], &format!("retile_{scaled}_{of_rows}_{of_columns}"))?;
         let launch = plane([width.div_ceil(COLS), ragged.div_ceil(TILE)], [THREADS, 1]);
         // SAFETY: the kernel takes one `RetileArguments` of tensors with the shapes of `infer`, whose rows
-        // are of whole vectors where its name says so. Sources come from `dispatch`: they are -1 or copies
-        // of tokens.
+        // are of whole vectors where its name says so. It writes no layout whose numbers are null. Sources
+        // come from `dispatch`: they are -1 or copies of tokens.
         Ok(unsafe { Work::launch(function, launch, arguments) })
     }
 }

@@ -2,37 +2,75 @@
 
 use super::Retile;
 use crate::permute::samples::routing;
+use crate::quantize::Layouts;
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
-/// Tokens of this width with scales that are powers of two. A NaN, if `special`, and numbers that become
-/// subnormal.
-fn sample([tokens, top_k, experts, align]: [usize; 4], width: usize, special: bool) -> Sample {
-    let value = |n: usize| match n % 97 {
-        13 if special && n > 500 => f64::NAN,
-        17 => -0.0,
-        _ => ((n * 7919 % 1013) as f64 - 506.0) * 0.7,
-    };
-    let values = (0..tokens * width).map(value).collect();
-    let q = SampleInput::activation([tokens, width]).in_format(DType::E4M3).fill(Fill::Values(values));
-    let shape = Scaling::Tile.shape(tokens, width);
-    let scales = (0..shape[0] * shape[1]).map(|n| 2f64.powi((n * 5 % 19) as i32 - 12)).collect();
-    let scales = SampleInput::activation(shape).fill(Fill::Values(scales));
-    let [sources, rows] = routing(tokens, top_k, experts, align);
-    Sample::plain(Retile, [q, scales, sources, rows])
+/// Tokens and rows by experts of a sample.
+#[derive(Clone, Copy)]
+struct Case {
+    /// Tokens, experts of a token, experts, and the multiple at which their rows begin.
+    routing: [usize; 4],
+    width: usize,
+    /// Ranks whose scales follow each other.
+    ranks: usize,
+    layouts: Layouts,
+    /// True if one of the numbers is a NaN.
+    special: bool,
+}
+
+impl Case {
+    const fn new(routing: [usize; 4], width: usize) -> Self {
+        Case { routing, width, ranks: 1, layouts: Layouts::Both, special: false }
+    }
+
+    fn numbers(&self, format: DType) -> SampleInput {
+        let ([tokens, ..], width) = (self.routing, self.width);
+        let value = |n: usize| match n % 97 {
+            13 if self.special && n > 500 => f64::NAN,
+            17 => -0.0,
+            _ => ((n * 7919 % 1013) as f64 - 506.0) * 0.7,
+        };
+        let values = (0..tokens * width).map(value).collect();
+        SampleInput::activation([tokens, width]).in_format(format).fill(Fill::Values(values))
+    }
+
+    /// With scales of tiles that are powers of two, by which some numbers become subnormal.
+    fn in_tiles(&self) -> Sample {
+        let [tokens, top_k, experts, align] = self.routing;
+        let [tiles, of_rank] = Scaling::Tile.shape(tokens / self.ranks, self.width);
+        let shape = [self.ranks * tiles, of_rank];
+        let scales = (0..shape[0] * shape[1]).map(|n| 2f64.powi((n * 5 % 19) as i32 - 12)).collect();
+        let scales = SampleInput::activation(shape).fill(Fill::Values(scales));
+        let [sources, rows] = routing(tokens, top_k, experts, align);
+        let op = Retile { scaling: Scaling::Tile, layouts: self.layouts };
+        Sample::plain(op, [self.numbers(DType::E4M3), sources, rows, scales])
+    }
+
+    /// With one scale for the tensor.
+    fn unscaled(&self, format: DType) -> Sample {
+        let [tokens, top_k, experts, align] = self.routing;
+        let [sources, rows] = routing(tokens, top_k, experts, align);
+        let op = Retile { scaling: Scaling::Tensor, layouts: self.layouts };
+        Sample::plain(op, [self.numbers(format), sources, rows])
+    }
 }
 
 impl Sampled for Retile {
     fn samples() -> Vec<Sample> {
+        let small = Case::new([7, 2, 5, 4], 5);
         vec![
-            sample([7, 2, 5, 4], 5, false),
-            sample([40, 3, 3, 16], 144, false),
-            sample([2, 1, 2, 1], 130, false),
+            small.in_tiles(),
+            Case { ranks: 4, ..Case::new([40, 3, 3, 16], 144) }.in_tiles(),
+            Case { layouts: Layouts::Transposed, ..Case::new([2, 1, 2, 1], 130) }.in_tiles(),
+            Case { layouts: Layouts::RowMajor, ..small }.in_tiles(),
+            small.unscaled(DType::E5M2),
+            Case { layouts: Layouts::Transposed, ..small }.unscaled(DType::E4M3),
         ]
     }
 
     fn large() -> Sample {
-        sample([300, 2, 5, 128], 160, false)
+        Case::new([300, 2, 5, 128], 160).in_tiles()
     }
 
     fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
@@ -40,11 +78,17 @@ impl Sampled for Retile {
     }
 
     fn gpu_samples() -> Vec<Sample> {
-        vec![
-            sample([200, 3, 5, 128], 272, true),
-            sample([90, 2, 3, 1], 256, false),
-            sample([70, 4, 6, 16], 203, true),
-            sample([33, 2, 5, 1], 67, false),
-        ]
+        let cases = [
+            Case { ranks: 2, special: true, ..Case::new([200, 3, 5, 128], 272) },
+            Case { ranks: 3, ..Case::new([90, 2, 3, 1], 256) },
+            Case { special: true, ..Case::new([70, 4, 6, 16], 203) },
+            Case::new([33, 2, 5, 1], 67),
+        ];
+        let one_layout = [Layouts::RowMajor, Layouts::Transposed];
+        let mut all: Vec<Sample> = cases.iter().map(Case::in_tiles).collect();
+        all.extend(one_layout.map(|layouts| Case { layouts, ..cases[0] }.in_tiles()));
+        all.extend(cases.iter().map(|case| case.unscaled(DType::E4M3)));
+        all.extend(one_layout.map(|layouts| Case { layouts, ..cases[2] }.unscaled(DType::E5M2)));
+        all
     }
 }

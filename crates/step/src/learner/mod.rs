@@ -15,6 +15,7 @@ use crate::update::update_io;
 use crate::weights::Weights;
 use saturation::StaticCasts;
 use std::ops::Range;
+use std::sync::Arc;
 use xtrain_data::{Batch as TokenBatch, TokenCounts};
 use xtrain_model::decoder::{ExpertSums, SumsOf, io};
 use xtrain_model::{Capacity, first_scales};
@@ -72,6 +73,8 @@ pub struct Learner {
     current: ProgramId,
     /// The casts of `train` with static scales.
     static_casts: StaticCasts,
+    /// The scales that must be set in the first step, and their values there.
+    first_scales: Vec<(Arc<str>, f32)>,
     /// The rows of experts that fit into a micro-batch, if some routings need more.
     room: Option<usize>,
     seed: u64,
@@ -132,7 +135,7 @@ impl Learner {
     /// initialised or read. `seed` is the seed of dropout.
     pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
         let (program, layout) = (programs::training(&spec)?, Layout::from_spec(&spec)?);
-        let first_scales = match spec.parallel.reduce.is_any_world() {
+        let first_scales = match spec.parallel.reduce.is_any_world() || spec.fp8.wire {
             true => first_scales(&program, spec.tree_tokens()),
             false => Vec::new(),
         };
@@ -141,11 +144,22 @@ impl Learner {
             Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics(), layout)?;
         let LoadedStep { train, reference, static_casts, room } =
             LoadedStep::load(&mut weights, program, &spec)?;
-        for (name, scale) in first_scales {
-            weights.engine().write_state(StateKind::Scale, &name, bytemuck::bytes_of(&scale))?;
+        for (name, scale) in &first_scales {
+            weights.engine().write_state(StateKind::Scale, name, bytemuck::bytes_of(scale))?;
         }
         let (current, asks_to_stop) = (train, false);
-        Ok(Learner { weights, spec, train, reference, current, static_casts, room, seed, asks_to_stop })
+        Ok(Learner {
+            weights,
+            spec,
+            train,
+            reference,
+            current,
+            static_casts,
+            first_scales,
+            room,
+            seed,
+            asks_to_stop,
+        })
     }
 
     /// Loads a program with room for the rows of experts of a step that did not fit, and a quarter more. That
@@ -260,8 +274,13 @@ impl Learner {
         Ok(self.weights.engine().copy_state(entries, targets)?)
     }
 
-    /// Overwrites a state value, or the rows of this rank. Refresh the weights after writing masters.
+    /// Overwrites a state value, or the rows of this rank. Refresh the weights after writing masters. A scale
+    /// that is not set stays as it is if it must be set.
     pub fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), LearnError> {
+        let is_unset = kind == StateKind::Scale && bytes.iter().all(|byte| *byte == 0);
+        if is_unset && self.first_scales.iter().any(|(scale, _)| **scale == *name) {
+            return Ok(());
+        }
         self.weights.write_rows(kind, name, bytes)
     }
 

@@ -71,8 +71,8 @@ fn gradients_of_the_first_step_and_five_steps_are_near_one_process() {
 
 pub(crate) fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
     let alone = World::alone(world.recipe, world.tied, world.ranks * world.micro_steps);
-    let World { sources, layers, experts, expert_count, seq_len, .. } = *world;
-    let alone = World { sources, layers, experts, expert_count, seq_len, ..alone }.run();
+    let World { sources, layers, experts, expert_count, seq_len, text, .. } = *world;
+    let alone = World { sources, layers, experts, expert_count, seq_len, text, ..alone }.run();
     let expected = whole_gradients(&alone);
     for (name, gradient) in whole_gradients(world.first_replica(ranks)) {
         let error = relative(&gradient, &expected[&name]);

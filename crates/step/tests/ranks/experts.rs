@@ -1,21 +1,21 @@
 //! Ranks that share the experts of each block.
 
 use crate::equality::{assert_alike, assert_near_one_process, equal_one_process};
-use crate::world::{RankRun, World, sample, whole};
+use crate::world::{RankRun, Text, World, sample, whole};
 use std::sync::Arc;
 use std::thread;
 use xtrain_distributed::ThreadCommunicator;
 use xtrain_model::{Family, Recipe};
 use xtrain_program::{Reduce, Shard};
 
-const FAMILIES: [Family; 3] = [Family::MIXTRAL, Family::QWEN3_MOE, Family::DOTS1];
+pub(crate) const FAMILIES: [Family; 3] = [Family::MIXTRAL, Family::QWEN3_MOE, Family::DOTS1];
 const SHARDS: [Shard; 4] = [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights];
 /// Ranks, those that share experts, and replicas.
 const MESHES: [(usize, usize, usize); 5] = [(2, 2, 1), (4, 2, 1), (4, 4, 1), (4, 2, 2), (8, 2, 2)];
 
 /// Every mesh with every shard mode, of each of these recipes; families, ties, sources and micro-steps take
 /// turns.
-fn worlds(recipes: &[Recipe], reduce: Reduce) -> Vec<World> {
+pub(crate) fn worlds(recipes: &[Recipe], reduce: Reduce) -> Vec<World> {
     let mut all = Vec::new();
     for &recipe in recipes {
         for family in FAMILIES {
@@ -71,7 +71,7 @@ fn assert_equal_runs(world: &World, found: &[RankRun], expected: &[RankRun]) {
 
 /// With tokens of which most choose the same experts, and enough of them that rows are aligned.
 fn unbalanced(world: World) -> World {
-    World { seq_len: 128, equal_tokens: true, ..world }
+    World { seq_len: 128, text: Text::Equal, ..world }
 }
 
 /// Steps whose rows do not fit are repeated, also the first one, whose delayed scales are not set.
@@ -95,7 +95,7 @@ fn run_in_flight(world: &World, communicator: ThreadCommunicator) -> (Vec<f64>, 
     let (mut losses, mut repeated, mut next, mut flight) = (Vec::new(), 0, 0, Vec::new());
     while losses.len() < 6 {
         while flight.len() < 3 && next < 6 {
-            flight.push(world.launch(&mut learner, next));
+            flight.push(world.launch(&mut learner, next).expect("a step"));
             next += 1;
         }
         let result = learner.collect(flight.remove(0)).expect("outputs");

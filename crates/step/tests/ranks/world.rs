@@ -5,15 +5,16 @@ use crate::counting::{Counting, Sent};
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::thread;
-use xtrain_data::{Batch as TokenBatch, TokenCounts};
+use xtrain_data::{Batch as TokenBatch, IGNORED_TARGET, TokenCounts};
 use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::decoder::{Balancing, Batch};
 use xtrain_model::{Architecture, BlockSet, Capacity, Description, Family, Mixture, Recipe, StaticScales};
 use xtrain_ops::registry::cpu_kernels;
-use xtrain_program::{Gather, Parallel, Reduce, Shard, StateKind};
+use xtrain_program::{Gather, Parallel, Recompute, Reduce, Shard, StateKind};
 use xtrain_rank::Rank;
 use xtrain_runtime::{Checks, CpuEngine, Ticket};
 use xtrain_step::engine::Target;
+use xtrain_step::error::LearnError;
 use xtrain_step::layout::HeldRows;
 use xtrain_step::learner::{Learner, Step, StepResult};
 use xtrain_step::training_spec::TrainingSpec;
@@ -60,9 +61,6 @@ pub(crate) fn seed() -> u64 {
     *SEED
 }
 
-/// Cases of a sample.
-const SAMPLE: usize = 24;
-
 /// All cases with XTRAIN_TEST_ALL=1, else a sample by a seed that a failure prints.
 pub(crate) fn drawn<T>(all: Vec<T>) -> Vec<T> {
     sample(all, SAMPLE)
@@ -108,16 +106,28 @@ pub(crate) struct World {
     pub(crate) expert_count: usize,
     /// Ranks that share experts.
     pub(crate) expert: usize,
+    /// True if tokens travel to their experts in FP8.
+    pub(crate) wire: bool,
+    pub(crate) recompute: Recompute,
     /// The room for rows of experts, if it is not enough for all routings.
     pub(crate) capacity: Option<f64>,
     /// Tokens of a sequence.
     pub(crate) seq_len: usize,
-    /// True if nine of ten tokens are the same one.
-    pub(crate) equal_tokens: bool,
+    pub(crate) text: Text,
     /// Selects the orders of lanes, with the seed.
     pub(crate) orders: u32,
     /// Scales that do not change, if there are such.
     pub(crate) scales: Option<FixedScales>,
+}
+
+/// The tokens of micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Text {
+    Random,
+    /// Nine of ten are the same one.
+    Equal,
+    /// Every other micro-batch has no target.
+    Padding,
 }
 
 /// Scales that do not change in a run.
@@ -184,9 +194,11 @@ impl World {
             experts: None,
             expert_count: 3,
             expert: 1,
+            wire: false,
+            recompute: Recompute::None,
             capacity: None,
             seq_len: 16,
-            equal_tokens: false,
+            text: Text::Random,
             orders: 0,
             scales: None,
         }
@@ -216,7 +228,9 @@ impl World {
         let model = model(self.tied, self.layers, self.experts, self.expert_count, dim);
         let spec = training_spec::TrainingSpec { parallel, ..spec(model, self.batch()) };
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
-        let mut spec = TrainingSpec { recipe: self.recipe, dropout: 0.1, ..spec };
+        let (recipe, recompute) = (self.recipe, self.recompute);
+        let mut spec = TrainingSpec { recipe, recompute, dropout: 0.1, ..spec };
+        spec.fp8.wire = self.wire;
         spec.loss.sources = self.sources;
         spec.capacity = self.capacity.and_then(Capacity::from_factor);
         if let Some(FixedScales::Static(scales)) = self.scales {
@@ -303,7 +317,7 @@ impl World {
     /// micro-batches in all worlds of as many.
     pub(crate) fn step(&self, learner: &mut Learner, number: usize) -> StepResult {
         loop {
-            let ticket = self.launch(learner, number);
+            let ticket = self.launch(learner, number).expect("a step");
             let result = learner.collect(ticket).expect("outputs");
             let Some(overflow) = result.overflow else { return result };
             learner.grow(overflow).expect("a program with more room");
@@ -311,14 +325,9 @@ impl World {
     }
 
     /// Launches step `number` on a rank.
-    pub(crate) fn launch(&self, learner: &mut Learner, number: usize) -> Ticket {
-        let (rank, vocabulary) = (learner.spec().parallel.rank.index, learner.spec().model.vocab_size);
-        let count = self.ranks * self.micro_steps;
-        let seeds = (number * count..).take(count);
-        let mut batches: Vec<TokenBatch> =
-            seeds.map(|seed| random_batch(self.batch(), vocabulary, seed as u64)).collect();
-        let tokens = batches.iter_mut().flat_map(|batch| batch.tokens.iter_mut().enumerate());
-        tokens.filter(|(n, _)| self.equal_tokens && n % 10 != 0).for_each(|(_, token)| *token = 3);
+    pub(crate) fn launch(&self, learner: &mut Learner, number: usize) -> Result<Ticket, LearnError> {
+        let rank = learner.spec().parallel.rank.index;
+        let batches = self.batches(learner.spec().model.vocab_size, number);
         let counts =
             batches.iter().map(|batch| batch.counts()).fold(TokenCounts::default(), TokenCounts::plus);
         let step = Step { number: number as u64, lr: 1e-3, counts, micro_steps: self.micro_steps };
@@ -329,10 +338,30 @@ impl World {
             let first = place * sequences;
             let sources: Vec<usize> =
                 (first..first + sequences).map(|sequence| sequence % self.sources.max(1)).collect();
-            learner.name_sources(&sources).expect("sources");
-            learner.micro_step(&step, n, &batches[place]).expect("a micro-step");
+            learner.name_sources(&sources)?;
+            learner.micro_step(&step, n, &batches[place])?;
         }
-        learner.fetch().expect("outputs")
+        learner.fetch()
+    }
+
+    /// The micro-batches of step `number` of all ranks.
+    fn batches(&self, vocabulary: usize, number: usize) -> Vec<TokenBatch> {
+        let count = self.ranks * self.micro_steps;
+        let seeds = (number * count..).take(count);
+        let mut batches: Vec<TokenBatch> =
+            seeds.map(|seed| random_batch(self.batch(), vocabulary, seed as u64)).collect();
+        match self.text {
+            Text::Random => {}
+            Text::Equal => {
+                let tokens = batches.iter_mut().flat_map(|batch| batch.tokens.iter_mut().enumerate());
+                tokens.filter(|(n, _)| n % 10 != 0).for_each(|(_, token)| *token = 3);
+            }
+            Text::Padding => batches.iter_mut().skip(1).step_by(2).for_each(|batch| {
+                batch.targets.fill(IGNORED_TARGET);
+                batch.valid_targets = 0;
+            }),
+        }
+        batches
     }
 }
 

@@ -42,6 +42,7 @@ mod tasks;
 mod tests;
 mod together;
 mod watch;
+mod wire;
 
 pub use crate::spec::plan;
 pub use observer::{Observer, Outcome, Start};

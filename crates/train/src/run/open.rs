@@ -15,7 +15,7 @@ use super::setup::{Loaded, Setup};
 use super::snapshot::CheckpointWriter;
 use super::tasks::RunTasks;
 use super::together::Together;
-use super::{Run, choices};
+use super::{Run, choices, wire};
 use crate::error::RunError;
 use crate::exchange::Identity;
 use crate::process_group::{Facts, ProcessGroup};
@@ -72,7 +72,8 @@ pub(super) fn open(
     let device = stages.on_rank_0("device", || Ok(early.unwrap_or_else(measure)))?;
     let Settings { planned, report_lines } =
         stages.on_all_ranks("settings", || setup.settings(planned, device.as_ref(), &processor))?;
-    let (config, chosen, spec) = (planned.resolved.config, planned.chosen, planned.spec);
+    let (mut config, chosen, spec) = (planned.resolved.config, planned.chosen, planned.spec);
+    wire::record(&mut config, spec.fp8.wire);
     stages.on_all_ranks("facts", || {
         process_group.compare(&Facts::collect(&config, &spec, &corpus, &processor)?, &processor)
     })?;

@@ -4,6 +4,7 @@ use super::choices;
 use super::observer::{Observer, Start};
 use super::reference::StateCopy;
 use super::reporting::Hardware;
+use super::wire;
 use crate::corpus::{Corpus, RecordedText};
 use crate::error::RunError;
 use crate::folder::RunFolder;
@@ -168,7 +169,11 @@ impl<'a> Setup<'a> {
                 .transpose()?
                 .map(|date| date.to_string()),
         };
-        let planned = planned_for(parsed.resolve(&facts)?, process_group.rank())?;
+        let mut resolved = parsed.resolve(&facts)?;
+        if let Some(before) = &self.before {
+            wire::resume(parsed, before, &mut resolved.config)?;
+        }
+        let planned = planned_for(resolved, process_group.rank())?;
         let context = planned.spec.model.context();
         let scored = tasks::shapes(tasks, &self.sources, &corpus.tokenizer, context)?;
         let mut planned = planned.with_scored(scored);

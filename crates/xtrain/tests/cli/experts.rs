@@ -140,6 +140,52 @@ fn a_plan_says_which_experts_are_in_fp8_and_why_others_are_not() {
 }
 
 #[test]
+fn a_run_keeps_the_format_in_which_its_tokens_travel() {
+    let place = Place::new();
+    let wire = |out: &str| -> String {
+        let config = String::from_utf8(place.read(&format!("{out}/config.toml"))).expect("text");
+        config.lines().find(|line| line.starts_with("wire = ")).expect("a mixture's").to_owned()
+    };
+    let run = format!("{FP8} --set precision.recipe=fp8-delayed");
+    place.train("out", &format!("{run} --set experts.wire=fp8 --set train.steps=3"));
+    assert_eq!(wire("out"), "wire = \"fp8\"");
+    let mut file = place.read("run.toml");
+    file.extend(b"\n[experts]\nwire = \"bf16\"\n");
+    place.write("bf16.toml", &file);
+    let resume = |file: &str, more: &str| place.run(&format!("train {file} --out out --resume {run} {more}"));
+    let refused = resume("bf16.toml", "--set train.steps=6");
+    refused.refuses(&["experts.wire", "\"fp8\"", "\"bf16\"", "--set experts.wire=bf16"]);
+    // A run file that does not name it.
+    resume("run.toml", "--set train.steps=4").succeeds();
+    assert_eq!(wire("out"), "wire = \"fp8\"");
+    resume("run.toml", "--set train.steps=5 --set precision.recipe=bf16").succeeds();
+    assert_eq!(wire("out"), "wire = \"bf16\"");
+    resume("run.toml", "--set train.steps=6 --set experts.wire=fp8").succeeds();
+    assert_eq!(wire("out"), "wire = \"fp8\"");
+    // Ranks that share experts send FP8 if nothing is named.
+    let ranks = "--ranks 2 --set parallel.expert=2 --set train.batch_size=4 --set train.steps=2";
+    place.run(&format!("train run.toml --out ranks {run} {ranks}")).succeeds();
+    assert_eq!(wire("ranks"), "wire = \"fp8\"");
+}
+
+#[test]
+fn tokens_travel_in_fp8_only_if_experts_read_it() {
+    let place = Place::new();
+    let plan = |sets: &str| place.run(&format!("plan run.toml {FP8} --set experts.wire=fp8 {sets}"));
+    for recipe in ["fp32", "bf16", "fp8-current", "fp8-row"] {
+        plan(&format!("--set precision.recipe={recipe}")).refuses(&["wire", recipe, "fp8-block"]);
+    }
+    let block = "--set precision.recipe=fp8-block --set experts.ffn_dim=64";
+    plan(block).succeeds();
+    plan(&format!("{block} --set precision.pow2_scales=false")).refuses(&["wire", "pow2_scales"]);
+    // The layers are too narrow, or skipped.
+    plan("--set precision.recipe=fp8-block").refuses(&["wire", "multiple of 128"]);
+    let skip = "--set precision.skip=[\"*.experts.*:wgrad\"]";
+    plan(&format!("--set precision.recipe=fp8-delayed {skip}")).refuses(&["wire", "skipped by"]);
+    place.run("plan run.toml --set experts.wire=fp8").refuses(&["experts"]);
+}
+
+#[test]
 fn tools_for_fp8_name_the_layers_of_experts() {
     let place = Place::new();
     place.train("out", &format!("{FP8} --set precision.recipe=fp8-current --set train.steps=4"));

@@ -2,6 +2,8 @@
 //! all experts with gates that are 0 where an expert is not chosen; against the dense feed-forward; and with
 //! its forward recomputed.
 
+mod ranks;
+
 use std::sync::Arc;
 use xtrain_ops::PassSet;
 use xtrain_ops::dispatch::Dispatch;
@@ -143,7 +145,11 @@ struct Outputs(Vec<(String, TensorType, Vec<u8>)>);
 
 impl Outputs {
     fn of(program: Program, inputs: &[Named; 2], dout: &HostTensor) -> Outputs {
-        let mut engine = CpuEngine::new(Arc::new(cpu_kernels()));
+        Outputs::by(CpuEngine::new(Arc::new(cpu_kernels())), program, inputs, dout)
+    }
+
+    /// The outputs that this engine computes.
+    fn by(mut engine: CpuEngine, program: Program, inputs: &[Named; 2], dout: &HostTensor) -> Outputs {
         let named: Vec<_> = program.outputs().map(|(name, id)| (name.to_string(), program.ty(id))).collect();
         let id = engine.load(program).expect("every op has a CPU kernel");
         for (name, tensor) in inputs.iter().flatten() {

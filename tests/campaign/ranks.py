@@ -14,12 +14,16 @@ from program import Failure
 
 # Settings of the runs. Their sums are those of any number of ranks.
 SHARED = ["parallel.reduce=any-world", "train.batch_size=8", "train.micro_batch_size=1", "train.steps=30", "checkpoint.every=2"]
+MIXTURE = ["model.family=qwen3_moe", "experts.count=4", "experts.per_token=2", "experts.ffn_dim=12", "experts.balance=none", "data.seq_len=128"]
 RECIPES = {
     "fp32": [],
     "gradients": ["parallel.shard=gradients"],
     "weights": ["precision.recipe=bf16", "parallel.shard=weights", "model.layers=3"],
     "replicas": ["parallel.shard=weights", "parallel.replicas=2"],
     "bf16": ["precision.recipe=bf16", "parallel.shard=optimizer", "model.dropout=0.1", "optimizer.moments=bf16"],
+    # Most tokens choose the same experts, so steps are repeated with more room for their rows.
+    "experts": [*MIXTURE, "parallel.shard=optimizer"],
+    "experts-fp8": [*MIXTURE, "precision.recipe=fp8-delayed", "precision.skip_slower=[]", "experts.wire=fp8", "experts.ffn_dim=128"],
     "fp8-delayed": ["precision.recipe=fp8-delayed", "precision.skip_slower=[]", "precision.amax_history_len=3", "data.seq_len=32", "model.ffn_dim=32"],
 }
 SHORT = 2
@@ -27,8 +31,10 @@ SHORT = 2
 BAR = 15
 
 
-def command(recipe, out, ranks):
-    sets = [word for setting in [*SHARED, *RECIPES[recipe]] for word in ("--set", setting)]
+def command(recipe, out, ranks, expert=1):
+    """The command of a run on so many ranks, of which `expert` share the experts of a mixture."""
+    sharing = [f"parallel.expert={expert}", "experts.capacity=1.0"] if expert > 1 else []
+    sets = [word for setting in [*SHARED, *RECIPES[recipe], *sharing] for word in ("--set", setting)]
     processes = ["--ranks", str(ranks)] if ranks > 1 else []
     return ["train", "run.toml", "--out", out, "--resume", "--threads", "1", *sets, *processes]
 
@@ -45,9 +51,10 @@ def trial(prepared, base, folder, program, dice, count):
     kills = 0
     while True:
         ranks = dice.choice([1, 2, 2, 4])
+        expert = dice.choice([n for n in [1, 2, 4, 4] if ranks % n == 0]) if recipe.startswith("experts") else 1
         # Short lives, so that they are many; longer ones as they fail to bring it to its end.
         patience = dice.uniform(0, (prepared[recipe] + 0.3) * (10 + 4 * kills) / 40)
-        code, said = attacked(folder, program, command(recipe, "run", ranks), patience, dice, count)
+        code, said = attacked(folder, program, command(recipe, "run", ranks, expert), patience, dice, count)
         place.check_whole(folder)
         if code == 0:
             break

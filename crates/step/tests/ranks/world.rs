@@ -63,7 +63,7 @@ pub(crate) fn seed() -> u64 {
 
 /// All cases with XTRAIN_TEST_ALL=1, else a sample by a seed that a failure prints.
 pub(crate) fn drawn<T>(all: Vec<T>) -> Vec<T> {
-    sample(all, SAMPLE)
+    sample(all, 24)
 }
 
 /// As [`drawn`], of so many cases.

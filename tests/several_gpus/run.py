@@ -43,6 +43,20 @@ FAST = [
     {"parallel.shard": "weights"},
     {"parallel.shard": "weights", "parallel.replicas": "2"},
 ]
+# A mixture of sizes that FP8 takes, whose tokens most choose the same experts in the first steps.
+MIXTURE = {
+    "model.family": "qwen3_moe", "model.dim": "256", "model.heads": "4", "experts.count": "8", "experts.per_token": "2", "experts.ffn_dim": "128",
+    "experts.balance": "none", "eval.tasks": "[]",
+}
+# Recipes in which ranks that share experts have the bits of one GPU, and settings under which they do.
+EXPERT_RECIPES = ["fp32", "bf16", "fp8-delayed", "fp8-block"]
+EXPERT_MODES = [
+    {"parallel.shard": "none"},
+    {"parallel.shard": "optimizer", "parallel.transport": "nccl"},
+    {"parallel.shard": "weights"},
+    {"parallel.shard": "none", "parallel.transport": "host"},
+    {"parallel.shard": "gradients", "experts.capacity": "1.0"},
+]
 # The largest difference of the last loss from that of the default, as a part of it.
 FAST_LOSS = 5e-3
 # Seconds after a kill by which all processes must have ended.
@@ -110,6 +124,30 @@ def check_recipe(place, checks, recipe):
         if gpus % int(mode.get("parallel.replicas", 1)) == 0:
             found = place.train(any_world | mode, gpus)
             checks.that(f"{recipe}: {named(mode)} on {gpus} GPUs equals one GPU", found == alone, f"{found} {alone}")
+
+
+def check_experts(place, checks, recipe):
+    """Ranks that share experts have the bits of one GPU, also if their tokens travel in FP8."""
+    gpus = place.options.gpus
+    for wire in ("bf16", "fp8") if recipe in ("fp8-delayed", "fp8-block") else ("bf16",):
+        any_world = MIXTURE | {"precision.recipe": recipe, "parallel.reduce": "any-world", "experts.wire": wire}
+        alone = place.train(any_world, 1)
+        for mode, expert in itertools.product(EXPERT_MODES, {2, gpus}):
+            found = place.train(any_world | mode | {"parallel.expert": str(expert)}, gpus)
+            what = f"{recipe}: experts over {expert} of {gpus} GPUs, tokens in {wire}, {named(mode)} equals one GPU"
+            checks.that(what, found == alone, f"{found} {alone}")
+
+
+def check_experts_of_the_same_world(place, checks):
+    """In the default order they repeat to the bit, on each path between GPUs."""
+    gpus = place.options.gpus
+    for recipe in ("bf16", "fp8-current", "fp8-block"):
+        settings = MIXTURE | {"precision.recipe": recipe, "parallel.expert": str(gpus)}
+        first = place.train(settings, gpus)
+        for transport in ("copy", "nccl", "host"):
+            found = place.train(settings | {"parallel.transport": transport}, gpus)
+            what = f"{recipe}: experts over {gpus} GPUs in the default order: {transport} repeats"
+            checks.that(what, found == first, f"{found} {first}")
 
 
 def check_same_world(place, checks):
@@ -182,6 +220,7 @@ def main():
     arguments.add_argument("--gpus", type=int, default=2)
     arguments.add_argument("--steps", type=int, default=20)
     arguments.add_argument("--recipes", default=",".join(RECIPES), help="separated by commas")
+    arguments.add_argument("--only", choices=["experts"], help="these checks alone")
     arguments.add_argument("--jobs", type=int, default=1, help="recipes at a time, on the same GPUs")
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of every run")
     options = arguments.parse_args()
@@ -189,14 +228,19 @@ def main():
     checks, begun = Checks(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         place = Place(options, pathlib.Path(folder))
-        recipes = [pool.submit(check_recipe, place, checks, recipe) for recipe in options.recipes.split(",")]
-        for recipe in recipes:
-            recipe.result()
-        check_same_world(place, checks)
-        check_fast(place, checks)
-        check_resume(place, checks)
-        for rank, transport in itertools.product(range(options.gpus), ("auto", "nccl")):
-            check_kill(place, checks, rank, transport)
+        chosen = options.recipes.split(",")
+        submitted = [pool.submit(check_experts, place, checks, recipe) for recipe in EXPERT_RECIPES if recipe in chosen]
+        if not options.only:
+            submitted += [pool.submit(check_recipe, place, checks, recipe) for recipe in chosen]
+        for check in submitted:
+            check.result()
+        check_experts_of_the_same_world(place, checks)
+        if not options.only:
+            check_same_world(place, checks)
+            check_fast(place, checks)
+            check_resume(place, checks)
+            for rank, transport in itertools.product(range(options.gpus), ("auto", "nccl")):
+                check_kill(place, checks, rank, transport)
     print(f"{checks.passed} passed, {checks.failed} failed, in {time.monotonic() - begun:.0f} s")
     raise SystemExit(checks.failed > 0)
 

@@ -88,6 +88,26 @@ pub enum Fill {
     Ids(i32),
     /// These values, rounded into the input's type.
     Values(Vec<f64>),
+    /// The values of this function of an element's index, rounded into the input's type. They are computed
+    /// when a test needs them: a test process lists thousands of samples and runs one.
+    Each(Values),
+}
+
+/// A function of an element's index.
+#[derive(Clone)]
+pub struct Values(Arc<dyn Fn(usize) -> f64 + Send + Sync>);
+
+impl std::fmt::Debug for Values {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("values by index")
+    }
+}
+
+impl Fill {
+    /// The values of a function of an element's index.
+    pub(crate) fn each(value: impl Fn(usize) -> f64 + Send + Sync + 'static) -> Fill {
+        Fill::Each(Values(Arc::new(value)))
+    }
 }
 
 impl Sample {
@@ -222,6 +242,7 @@ impl SampleInput {
                 (0..ty.numel() as u64).map(|i| f64::from(rng.word(i) % *below as u32)).collect()
             }
             Fill::Values(values) => values.clone(),
+            Fill::Each(Values(value)) => (0..ty.numel()).map(value.as_ref()).collect(),
         };
         HostTensor::from_f64(ty, &values)
     }

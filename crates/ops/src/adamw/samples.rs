@@ -131,9 +131,8 @@ fn casting(skip: u32, moments: [DType; 2]) -> Sample {
         let [master, m, v, grad] = operands(*shape);
         let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
         // In the second block.
-        let value = |i: usize| if i < 128 * 128 { (i % 97) as f64 - 40.0 } else { special[i % 6] };
-        let master =
-            if n == 0 { master.fill(Fill::Values((0..256 * 128).map(value).collect())) } else { master };
+        let value = move |i: usize| if i < 128 * 128 { (i % 97) as f64 - 40.0 } else { special[i % 6] };
+        let master = if n == 0 { master.fill(Fill::each(value)) } else { master };
         inputs.extend([master, m.in_format(moments[0]), v.in_format(moments[1]), grad]);
     }
     inputs.extend(
@@ -154,6 +153,6 @@ fn casting(skip: u32, moments: [DType; 2]) -> Sample {
 /// Master, m, v and grad of a parameter of this shape.
 fn operands<const N: usize>(shape: [usize; N]) -> [SampleInput; OPERANDS] {
     let normal = || SampleInput::activation(shape);
-    let squares = (0..shape.iter().product()).map(|i: usize| 0.1 + 0.01 * i as f64).collect();
-    [normal(), normal(), normal().fill(Fill::Values(squares)), normal()]
+    let squares = Fill::each(|i| 0.1 + 0.01 * i as f64);
+    [normal(), normal(), normal().fill(squares), normal()]
 }

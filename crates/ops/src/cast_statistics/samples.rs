@@ -30,9 +30,8 @@ impl Sampled for CastStatistics {
             for transposed in [false, true] {
                 let mut large = sample(format, scaling, transposed, [1030, 264]);
                 // The largest number is in the first row.
-                let x = (0..1030 * 264usize)
-                    .map(|i| if i == 3 { -5.0 } else { (i * 7919 % 2003) as f64 / 501.0 - 2.0 });
-                large.inputs[0].fill = Fill::Values(x.collect());
+                let x = |i: usize| if i == 3 { -5.0 } else { (i * 7919 % 2003) as f64 / 501.0 - 2.0 };
+                large.inputs[0].fill = Fill::each(x);
                 all.push(large);
                 all.push(sample(format, scaling, transposed, [131, 777]));
                 all.push(special(format, scaling, transposed));
@@ -61,10 +60,9 @@ fn special(format: DType, scaling: Scaling, transposed: bool) -> Sample {
     let near = [1.0, 1.02, -1.05, 1.1].map(|of| of * max * scale);
     let x: Vec<f64> = x.into_iter().chain(near).collect();
     let q = [max, 1.0, -max, 0.0, max];
-    let contents = [&x[..], &q, &[scale]];
+    let contents = [x, q.to_vec(), vec![scale]];
     for (input, contents) in sample.inputs.iter_mut().zip(contents) {
-        let values = (0..input.ty.numel()).map(|i| contents[i * 7 / 3 % contents.len()]);
-        input.fill = Fill::Values(values.collect());
+        input.fill = Fill::each(move |i| contents[i * 7 / 3 % contents.len()]);
     }
     sample
 }

@@ -30,16 +30,14 @@ impl Exchange {
     fn sent(self) -> SampleInput {
         let Exchange { ranks, experts, tokens, top_k, width } = self;
         let Fill::Values(ids) = self.ids().fill else { unreachable!("ids are given") };
-        let value = |n: usize| {
+        let value = move |n: usize| {
             let (rank, token) = (n / width / tokens, n / width % tokens);
             let owns =
                 ids[token * top_k..][..top_k].iter().any(|&id| id >= 0.0 && id as usize / experts == rank);
             // Also -0, to which nothing may be added.
             if owns { (n * 37 % 64) as f64 / 8.0 * [-1.0, 1.0][n / 64 % 2] } else { f64::NAN }
         };
-        SampleInput::activation([ranks, tokens, width])
-            .fill(Fill::Values((0..ranks * tokens * width).map(value).collect()))
-            .computed()
+        SampleInput::activation([ranks, tokens, width]).fill(Fill::each(value)).computed()
     }
 
     fn shared(self) -> SampleInput {

@@ -107,13 +107,14 @@ impl Sampled for QkNormRopeGrad {
 /// `rotated` columns, are small.
 fn largest_at_the_end(tokens: usize, rotated: usize, values: usize) -> Fill {
     let columns = rotated + values;
-    let value = |i: usize| {
+    Fill::each(move |i| {
         let x = (i * 7919 % 2003) as f64 / 1001.0 - 1.0;
-        if i % columns < rotated { 0.1 * x } else { x }
-    };
-    let mut all: Vec<f64> = (0..tokens * columns).map(value).collect();
-    all[tokens * columns - 1] = -30.0;
-    Fill::Values(all)
+        match i + 1 == tokens * columns {
+            true => -30.0,
+            false if i % columns < rotated => 0.1 * x,
+            false => x,
+        }
+    })
 }
 
 /// Tokens, query heads, key heads and head width: usual shapes, more heads than fit into a block, wide and

@@ -209,7 +209,7 @@ impl Sampled for Dequantize {
     /// Rows that are multiples of 8 and others; every 11th number is a special one.
     fn gpu_samples() -> Vec<Sample> {
         let special = [0.0, -0.0, f64::NAN, 1e30, -1e30, 2f64.powi(-9), -(2f64.powi(-16))];
-        let value = |i: usize| match i % 11 {
+        let value = move |i: usize| match i % 11 {
             0 => special[i / 11 % special.len()],
             _ => (i * 37 % 101) as f64 * 0.07 - 3.5,
         };
@@ -217,9 +217,7 @@ impl Sampled for Dequantize {
         for format in [DType::E4M3, DType::E5M2, DType::E5M6] {
             for scaling in Scaling::ALL {
                 for ([rows, cols], out) in [([300, 264], DType::BF16), ([131, 277], DType::F32)] {
-                    let values = (0..rows * cols).map(value).collect();
-                    let q =
-                        SampleInput::activation([rows, cols]).in_format(format).fill(Fill::Values(values));
+                    let q = SampleInput::activation([rows, cols]).in_format(format).fill(Fill::each(value));
                     let scales = SampleInput::activation(scaling.shape(rows, cols));
                     all.push(Sample::plain(Dequantize { out, scaling }, [q, scales]));
                 }

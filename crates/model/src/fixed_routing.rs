@@ -26,6 +26,19 @@ impl FixedRouting {
         }
     }
 
+    /// The mean number of experts of a token that each of `ranks` has, if they share the experts; they add up
+    /// to `top_k`.
+    pub fn shares_of_ranks(self, experts: usize, top_k: usize, ranks: usize) -> Vec<f64> {
+        self.shares(experts, top_k).chunks(experts.div_ceil(ranks)).map(|own| own.iter().sum()).collect()
+    }
+
+    /// The tokens that choose each expert.
+    pub fn loads(self, tokens: usize, experts: usize, top_k: usize) -> Vec<usize> {
+        let mut loads = vec![0; experts];
+        self.ids(tokens, experts, top_k).to_f64().into_iter().for_each(|id| loads[id as usize] += 1);
+        loads
+    }
+
     /// `i32[tokens, top_k]`: distinct experts of each token.
     pub(crate) fn ids(self, tokens: usize, experts: usize, top_k: usize) -> HostTensor {
         let shares = self.shares(experts, top_k);
@@ -57,12 +70,10 @@ mod tests {
 
     fn loads(skew: f64, tokens: usize, experts: usize, top_k: usize) -> Vec<usize> {
         let ids = FixedRouting { skew }.ids(tokens, experts, top_k).to_f64();
-        let mut loads = vec![0; experts];
         for of_token in ids.chunks(top_k) {
             assert!(of_token.windows(2).all(|pair| pair[0] < pair[1]), "{of_token:?}");
-            of_token.iter().for_each(|&id| loads[id as usize] += 1);
         }
-        loads
+        FixedRouting { skew }.loads(tokens, experts, top_k)
     }
 
     #[test]
@@ -89,6 +100,9 @@ mod tests {
         for (load, share) in loads(1.0, 10_000, 128, 8).into_iter().zip(shares) {
             assert!((load as f64 - share * 1e4).abs() <= 20.0 + share * 1e3, "{load} of {share}");
         }
+        let of_ranks = FixedRouting { skew: 1.0 }.shares_of_ranks(4, 2, 2);
+        assert!(of_ranks.iter().zip([1.44, 0.56]).all(|(a, b)| (a - b).abs() < 1e-9), "{of_ranks:?}");
+        assert_eq!(FixedRouting { skew: 0.0 }.shares_of_ranks(8, 2, 4), [0.5; 4]);
         assert_eq!(loads(1.0, 100, 4, 4), [100; 4]);
         assert_eq!(loads(9.0, 100, 3, 1)[0], 100);
     }

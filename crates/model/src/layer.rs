@@ -5,7 +5,7 @@
 //! exports read it.
 
 use crate::init::Init;
-use crate::{ExpertRanks, ModelError};
+use crate::{ExpertRanks, FixedRouting, ModelError};
 use std::any::Any;
 use xtrain_ops::dispatch::{Dispatch, DispatchOwn};
 use xtrain_ops::groups::Groups;
@@ -413,16 +413,31 @@ impl Experts {
     /// How the rows of the tokens of all `ranks` are arranged by the experts of one of them, for so many
     /// tokens of each.
     pub fn dispatch_own(&self, tokens: usize, ranks: ExpertRanks) -> DispatchOwn {
-        let Dispatch { experts, align } = self.dispatch(tokens);
-        let ExpertRanks { count: ranks, any_world: by_source, capacity } = ranks;
-        let every = DispatchOwn { experts: experts / ranks, ranks, align, room: None, by_source };
-        let top_k = self.router.top_k;
-        // A small batch has room for every routing: FP8 takes rows in multiples, which its room may not be.
-        let room = capacity.filter(|_| align > 1).map(|capacity| {
-            let copies = tokens * top_k;
-            every.room_for(capacity.rows(copies), copies * ranks)
-        });
-        DispatchOwn { room: room.filter(|room| *room < every.capacity(tokens * ranks, top_k)), ..every }
+        self.share().dispatch_own(tokens, ranks)
+    }
+
+    /// Rows that belong to tokens on the rank with the most by a fixed routing, if each of `ranks` has so many
+    /// tokens.
+    pub fn most_rows(&self, tokens: usize, ranks: ExpertRanks, routing: FixedRouting) -> usize {
+        self.share().most_rows(tokens, ranks.count, routing)
+    }
+
+    /// Rows that the experts of the rank with the most take by a fixed routing, those between experts included,
+    /// if each of `ranks` has so many tokens.
+    pub fn needed_rows(&self, tokens: usize, ranks: ExpertRanks, routing: FixedRouting) -> usize {
+        let DispatchOwn { experts, align, by_source, .. } = self.dispatch_own(tokens, ranks);
+        // A rank has equally many tokens of each other.
+        let rows = |load: &usize| match by_source {
+            true => ranks.count * load.next_multiple_of(align),
+            false => (ranks.count * load).next_multiple_of(align),
+        };
+        let loads = routing.loads(tokens, self.count, self.router.top_k);
+        loads.chunks(experts).map(|own| own.iter().map(rows).sum()).max().unwrap_or(0)
+    }
+
+    /// Rows by experts that a rank allocates, if each of `ranks` has so many tokens.
+    pub fn ragged_rows(&self, tokens: usize, ranks: ExpertRanks) -> usize {
+        self.share().ragged_rows(tokens, ranks)
     }
 
     /// The experts, and those of a token.
@@ -501,17 +516,51 @@ impl ExpertShare {
         Dispatch { experts: self.count, align }
     }
 
-    /// The groups of rows of a rank that has its share of the experts, if each of `ranks` has so many tokens.
-    pub(crate) fn groups(self, tokens: usize, ranks: usize) -> Groups {
+    fn dispatch_own(self, tokens: usize, ranks: ExpertRanks) -> DispatchOwn {
         let Dispatch { experts, align } = self.dispatch(tokens);
-        Groups { experts: experts / ranks, align, live_rows: tokens * self.top_k }
+        let ExpertRanks { count: ranks, any_world: by_source, capacity } = ranks;
+        let every = DispatchOwn { experts: experts / ranks, ranks, align, room: None, by_source };
+        let top_k = self.top_k;
+        // A small batch has room for every routing: FP8 takes rows in multiples, which its room may not be.
+        let room = capacity.filter(|_| align > 1).map(|capacity| {
+            let copies = tokens * top_k;
+            every.room_for(capacity.rows(copies), copies * ranks)
+        });
+        DispatchOwn { room: room.filter(|room| *room < every.capacity(tokens * ranks, top_k)), ..every }
+    }
+
+    fn ragged_rows(self, tokens: usize, ranks: ExpertRanks) -> usize {
+        match ranks.count {
+            1 => self.dispatch(tokens).capacity(tokens * self.top_k),
+            count => self.dispatch_own(tokens, ranks).ragged_rows(count * tokens, self.top_k),
+        }
+    }
+
+    /// The groups of rows of a rank that has its share of the experts, if each of `ranks` has so many tokens.
+    /// Those that belong to tokens are the mean over ranks, or with a fixed routing those of the rank with
+    /// the most.
+    pub(crate) fn groups(self, tokens: usize, ranks: usize, routing: Option<FixedRouting>) -> Groups {
+        let Dispatch { experts, align } = self.dispatch(tokens);
+        let live_rows = match routing {
+            Some(routing) => self.most_rows(tokens, ranks, routing),
+            None => tokens * self.top_k,
+        };
+        Groups { experts: experts / ranks, align, live_rows }
+    }
+
+    /// Rows that belong to tokens on the rank with the most, by a fixed routing.
+    fn most_rows(self, tokens: usize, ranks: usize, routing: FixedRouting) -> usize {
+        let shares = routing.shares_of_ranks(self.count, self.top_k, ranks);
+        let most = shares.into_iter().fold(0.0, f64::max);
+        (most * (ranks * tokens) as f64).round() as usize
     }
 }
 
 impl LinearSpec {
-    /// Rows of its input in a batch of so many tokens: those by experts, if it belongs to experts.
-    pub fn input_rows(&self, tokens: usize) -> usize {
-        self.experts.map_or(tokens, |share| share.dispatch(tokens).capacity(tokens * share.top_k))
+    /// Rows of its input on a rank with a batch of so many tokens: those by its experts, if it belongs to
+    /// experts, which these ranks share.
+    pub fn input_rows(&self, tokens: usize, ranks: ExpertRanks) -> usize {
+        self.experts.map_or(tokens, |share| share.ragged_rows(tokens, ranks))
     }
 
     /// Rows of its weight.

@@ -8,7 +8,7 @@ use crate::error::PlanError;
 use crate::estimate::Device;
 use crate::fit::{Alternative, Fit, MoreGpus, Verdict};
 use crate::planned::Planned;
-use crate::shard_table::{Candidate, SHARDS, fastest, modes};
+use crate::shard_table::{Candidate, Mesh, SHARDS, fastest, modes};
 use crate::tunable::MICRO_BATCH_SIZE;
 use serde_json::json;
 use xtrain_config::{OrAuto, ReduceDtype, Transport};
@@ -120,15 +120,17 @@ impl<E: From<PlanError>> Planner<'_, E> {
             1 => vec![Candidate::choose(open.clone(), self.device)?],
             _ => modes(&open.resolved, open.rank, self.device)?,
         };
-        let mode = |of: &Planned| (of.spec.parallel.shard, of.spec.parallel.replicas);
-        let given = all.iter().position(|of| mode(&of.planned) == mode(open)).unwrap_or(0);
+        let mesh = |of: &Planned| Mesh::from_config(&of.resolved.config.parallel);
+        let given = all.iter().position(|of| mesh(&of.planned) == mesh(open)).unwrap_or(0);
         let available = self.available();
         if let Some(best) = fastest(&all, available) {
             let seconds = all[best].timeline.seconds();
+            let experts = [given, best].map(|n| all[n].planned.spec.parallel.expert);
             // With a larger micro-batch, communication alone takes much less time.
             let may_gain = |of: &&Candidate| {
                 let computing = of.timeline.seconds() - of.timeline.exposed_seconds();
-                of.needed_bytes <= available && computing < seconds * (1.0 - GAIN)
+                let is_near = experts.contains(&of.planned.spec.parallel.expert);
+                is_near && of.needed_bytes <= available && computing < seconds * (1.0 - GAIN)
             };
             let larger = |of: &Candidate| self.larger_micro_batch(open, of).transpose();
             let found: Result<Vec<_>, _> = match all.len() {
@@ -280,6 +282,9 @@ fn settings(given: &Candidate, mode: &Candidate) -> Vec<String> {
     }
     if was.replicas != is.replicas {
         settings.push(format!("parallel.replicas={}", is.replicas));
+    }
+    if was.expert != is.expert {
+        settings.push(format!("parallel.expert={}", is.expert));
     }
     let (field, sequences) = (&MICRO_BATCH_SIZE.field, to.spec.batch.sequences);
     let is_chosen = to.chosen.iter().any(|chosen| chosen.key == field.key);

@@ -1,6 +1,7 @@
-//! A short description of a run's model, and warnings about layers that unexpectedly stay in bf16 under an
-//! FP8 recipe.
+//! A short description of a run's model, and warnings: of layers that unexpectedly stay in bf16 under an FP8
+//! recipe, and of tokens that travel between nodes.
 
+use crate::estimate::Network;
 use xtrain_model::Bf16Reason;
 use xtrain_program::LinearGemm;
 use xtrain_step::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
@@ -35,6 +36,14 @@ pub fn warn_of_no_fp8(spec: &TrainingSpec) {
         spec.recipe.name(),
         why.map(|why| format!(" ({why})")).unwrap_or_default()
     );
+}
+
+/// Warns of ranks that share experts and are on several nodes.
+pub fn warn_of_distant_experts(spec: &TrainingSpec, network: &Network) {
+    let parallel = &spec.parallel;
+    if let Some(text) = network.warning_of_experts(parallel.expert_groups(), parallel.rank.world_size) {
+        tracing::warn!("{text}");
+    }
 }
 
 /// Warns of a head that the run puts in FP8 although its size does not allow it.

@@ -3,7 +3,8 @@
 //! ```text
 //! planned (a configuration and the step of its run) -> estimate of the time
 //! tunable (settings that a run may choose), planned, estimate -> choose, fit, fp8_skip
-//! choose, fit, fp8_skip -> shard_table -> advice
+//! planned, estimate -> row_room (the rows of experts that fit) -> routed (the cost of a routing)
+//! choose, fit, fp8_skip, routed -> shard_table -> advice
 //! ```
 //!
 //! Invariants: it opens no file of a run and runs none of its steps; on a GPU it may time a layer.
@@ -21,6 +22,8 @@ pub mod learning_rates;
 pub mod median;
 mod memory;
 pub mod planned;
+pub mod routed;
+pub mod row_room;
 pub mod shard_table;
 pub mod static_scales;
 pub mod tunable;

@@ -1,11 +1,14 @@
 //! The memory that a step needs, and the search for the first step that needs no more than there is.
 
-use xtrain_program::Program;
+use xtrain_model::optimizer::{AdamWSpec, Optimizer};
+use xtrain_model::{ParameterSpec, Recipe};
+use xtrain_program::{Program, StateKind};
 use xtrain_step::engine::Target;
 use xtrain_step::error::LearnError;
 use xtrain_step::layout::Layout;
 use xtrain_step::programs;
 use xtrain_step::training_spec::TrainingSpec;
+use xtrain_tensor::DType;
 
 /// Bytes that the step of `spec`, which is `program`, needs on `target`, on this number of CPU threads: of
 /// its plan, of kernel workspace outside of it, of libraries, and of the process. Tokenizing, which comes
@@ -26,6 +29,31 @@ pub fn needed_bytes(
         _ => 0,
     };
     Ok(plan.saturating_add(work).saturating_add(aside) as u64 + beside)
+}
+
+/// Bytes of the masters, the moments, the gradients and the copies of matrices that this rank of `spec` has at
+/// least: a lower bound of what its step needs, without its program.
+pub(crate) fn least_state_bytes(spec: &TrainingSpec) -> Result<u64, LearnError> {
+    let layout = Layout::from_spec(spec)?;
+    let Optimizer::AdamW(AdamWSpec { moments, .. }) = spec.optimizer;
+    // A matrix in FP8 has one copy or more.
+    let copy_bytes = match spec.recipe {
+        Recipe::Fp32 => 0,
+        Recipe::Bf16 => 2,
+        _ => 1,
+    };
+    let of_parameter = |p: ParameterSpec| {
+        let row = p.shape[1..].iter().product::<usize>() as u64;
+        let rows = layout.held(StateKind::Master, &p.name).map_or(p.shape[0], |held| held.rows.len());
+        let computed = layout.cuts().get(&p.name).map_or(p.shape[0], |cut| cut.shard.rows);
+        let of_gradient = if spec.parallel.cuts_gradients() { rows } else { computed };
+        let of_copy = if spec.parallel.cuts_weights() { rows } else { computed };
+        let state = rows * (DType::F32.bytes(1) + 2 * moments.bytes(1)) + of_gradient * DType::F32.bytes(1);
+        let copies = if p.shape.len() > 1 { of_copy * copy_bytes } else { 0 };
+        row * (state + copies) as u64
+    };
+    let trained = spec.model.parameters().into_iter().filter(|p| p.group.is_trained());
+    Ok(trained.map(of_parameter).sum())
 }
 
 /// Bytes of the copy that a save of the step of `spec`, which is `program`, makes in the memory of `target`,
@@ -69,4 +97,51 @@ pub(crate) fn first_that_fits<T, E>(
         }
     }
     Ok(Some(found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::planned::plan_alone;
+    use std::path::Path;
+    use xtrain_config::Config;
+    use xtrain_program::Storage;
+    use xtrain_rank::Rank;
+
+    const RUN: &str = "[model]\nfamily = 'mixtral'\ndim = 256\nlayers = 3\nheads = 4\nvocab_size = 1024\n\
+                       [experts]\ncount = 8\nffn_dim = 512\n[data]\ntrain = 'text'\ntokenizer = 'bytes'\nseq_len = 128\n\
+                       [train]\nsteps = 1\nbatch_size = 16\nmicro_batch_size = 1\n[precision]\nrecipe = 'bf16'\n";
+
+    #[test]
+    fn the_least_state_is_most_of_that_of_the_program_and_no_more() {
+        for (shard, expert, replicas, moments) in [
+            ("none", 1, 1, "fp32"),
+            ("none", 4, 1, "fp32"),
+            ("optimizer", 2, 1, "bf16"),
+            ("gradients", 2, 2, "fp32"),
+            ("weights", 1, 1, "bf16"),
+            ("weights", 8, 1, "fp32"),
+        ] {
+            let sets = [
+                format!("parallel.shard={shard}"),
+                format!("parallel.expert={expert}"),
+                format!("parallel.replicas={replicas}"),
+                format!("optimizer.moments={moments}"),
+            ];
+            let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &sets).expect("a run file");
+            let spec = plan_alone(&parsed, Target::Cuda, Rank::first_of(8)).expect("a plan").spec;
+            let program = programs::training(&spec).expect("a program");
+            let counts = |kind: StateKind| match kind {
+                StateKind::Master | StateKind::Moment1 | StateKind::Moment2 | StateKind::Compute => true,
+                _ => false,
+            };
+            let of_state =
+                |storage: &Storage| matches!(storage, Storage::State { kind, .. } if counts(*kind));
+            let state = program.ids().filter(|&id| of_state(&program.value(id).storage));
+            let sums = program.parameters.iter().filter_map(|parameter| parameter.gradient);
+            let held: usize = state.chain(sums).map(|id| program.ty(id).bytes()).sum();
+            let least = least_state_bytes(&spec).expect("a bound") as f64 / held as f64;
+            assert!((0.98..=1.0).contains(&least), "{sets:?}: {least} of {held} bytes");
+        }
+    }
 }

@@ -116,7 +116,9 @@ pub fn planned(resolved: Resolved) -> Result<Planned, PlanError> {
 /// The plan of a resolved configuration, for one of the processes that share the run.
 pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError> {
     let c = &resolved.config;
-    let micro_steps = c.train.batch_size / c.train.micro_batch_size() / rank.world_size;
+    // Until it is chosen, the whole batch of a rank.
+    let micro_batch_size = c.train.micro_batch_size().min((c.train.batch_size / rank.world_size).max(1));
+    let micro_steps = c.train.batch_size / micro_batch_size / rank.world_size;
     let model = resolved.architecture.clone();
     model.validate().map_err(|error| PlanError::Model { place: "[model]".into(), error })?;
     let has_experts = model.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
@@ -124,7 +126,7 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
         // Filled in: the default differs on a GPU only.
         recipe: c.precision.recipe.unwrap_or(Recipe::Fp32),
         fp8: c.precision.fp8(&model).map_err(PlanError::Refused)?,
-        batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
+        batch: Batch { sequences: micro_batch_size, seq_len: c.data.seq_len },
         document_mask: c.data.document_mask(),
         attention_deterministic: c.train.attention_deterministic,
         loss: Loss {

@@ -1,7 +1,7 @@
 //! The memory table: the bytes of a plan by purpose.
 
 use crate::buffer::{Buffer, Holds};
-use crate::{Instance, Program, Role, Stage, StateKind, Storage, ValueId};
+use crate::{Instance, Lane, Payload, Program, Role, Stage, StateKind, Storage, ValueId};
 use std::collections::{BTreeMap, HashSet};
 
 /// The memory of a plan by purpose. The rows add up to the plan, to the byte; of scratch they count the
@@ -41,6 +41,8 @@ pub enum Purpose {
     GatheredWeights,
     /// Gradients before they are summed over ranks, and what ranks send each other of them.
     ExchangedGradients,
+    /// Tokens for the experts of other ranks, what returns of them, and gradients of both.
+    ExchangedTokens,
     /// Activations and gradients that the same stage reads.
     Temporary,
     /// Workspace of the op of this name and site.
@@ -100,6 +102,8 @@ fn purpose(program: &Program, b: &Buffer) -> Purpose {
     let producer = &program.instances[b.first];
     let users = || b.users.iter().map(|&user| &program.instances[user]);
     let is_reduction = |i: &Instance| i.origin.role == Role::Reduce;
+    let sends_tokens =
+        |i: &Instance| i.lane == Lane::Communication && Payload::from_instance(i) == Payload::Tokens;
     if matches!(b.holds, Holds::Workspace(_)) {
         workspace_of(producer)
     } else if producer.origin.role == Role::Gather {
@@ -110,6 +114,8 @@ fn purpose(program: &Program, b: &Buffer) -> Purpose {
         && users().any(|user| user.origin.stage == Stage::Backward)
     {
         Purpose::Saved(producer.origin.block)
+    } else if sends_tokens(producer) || users().any(sends_tokens) {
+        Purpose::ExchangedTokens
     } else {
         Purpose::Temporary
     }

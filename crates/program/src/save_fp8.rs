@@ -17,7 +17,7 @@ use crate::quantize::QuantizeOps;
 use crate::{
     Code, Instance, LinearGemm, Op, Origin, Program, Quantization, Role, Stage, Storage, TraceError, ValueId,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The kind of an op whose input may be saved in fewer bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,22 +58,24 @@ pub fn apply(
     ops: &dyn QuantizeOps,
     choose: &dyn Fn(SaveCandidate<'_>) -> Option<Quantization>,
 ) -> Result<Program, TraceError> {
-    let mut out = Program { instances: Vec::new(), ..program.clone() };
+    let mut out = program;
+    let instances = std::mem::take(&mut out.instances);
     let is_backward = |instance: &Instance| instance.origin.stage == Stage::Backward;
-    let backward: Vec<_> = program.instances.iter().filter(|i| is_backward(i)).collect();
+    let backward = instances.iter().filter(|i| is_backward(i));
+    let read: HashSet<ValueId> = backward.flat_map(|i| i.inputs.iter().copied()).collect();
     // The index in `all`, by the input and by the output of an activation.
     let mut index_of: HashMap<ValueId, usize> = HashMap::new();
     let mut all: Vec<Saved> = Vec::new();
-    for mut instance in program.instances.iter().cloned() {
-        if let Some(reader) = reader(&program, &instance) {
+    for mut instance in instances {
+        if let Some(reader) = reader(&out, &instance) {
             let input = instance.inputs[0];
             let mut values = vec![input];
             if reader == Reader::Activation {
                 values.push(instance.outputs[0].value);
             }
-            let is_read = backward.iter().any(|i| i.inputs.iter().any(|v| values.contains(v)));
-            let is_transient = matches!(program.value(input).storage, Storage::Transient);
-            let columns = program.ty(input).shape.rows_cols().1;
+            let is_read = values.iter().any(|v| read.contains(v));
+            let is_transient = matches!(out.value(input).storage, Storage::Transient);
+            let columns = out.ty(input).shape.rows_cols().1;
             let candidate =
                 SaveCandidate { origin: &instance.origin, op: instance.code.op(), reader, columns };
             if let Some(quantization) = choose(candidate).filter(|_| is_read && is_transient) {

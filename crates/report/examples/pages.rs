@@ -364,6 +364,7 @@ impl ExampleRun {
             z_loss: 4.0 + 3.0 * share + 0.2 * noise(step, 19),
             max_load: blocks.iter().map(|&block| load(block)).collect(),
             min_tokens: blocks.iter().map(|&block| (512.0 / load(block).powi(2)) as u64).collect(),
+            rank_load: Vec::new(),
             blocks,
         }
     }

@@ -41,18 +41,28 @@ fn charts(all: &Views<'_>, view: &View<'_>) -> Vec<Chart> {
     let mut loads = curve("worst block", 0, |m| m.worst_load);
     // Without its single reports, which lie among those of the worst block.
     loads.extend(curve("mean block", 1, |m| m.mean_load).pop());
+    let of_ranks = curve("worst block", 0, |m| m.rank_load);
     let (balance, z_loss) =
         (curve("balance loss", 0, |m| m.balance), curve("router z-loss", 0, |m| m.z_loss));
     let equal = [(0.0, LOADS[0])];
-    let load_axis = axis_of(&points_of(&loads), 1000.0)
-        .and_then(|_| axis_of(&[points_of(&loads), vec![&equal[..]]].concat(), 1000.0));
+    let axis_of_loads = |loads: &[Series]| {
+        axis_of(&points_of(loads), 1000.0)
+            .and_then(|_| axis_of(&[points_of(loads), vec![&equal[..]]].concat(), 1000.0))
+    };
+    let [load_axis, rank_axis] = [&loads, &of_ranks].map(|loads| axis_of_loads(loads));
+    let references = || vec![(LOADS[0], "equal loads".to_owned())];
     let balance_axis = axis_of(&points_of(&balance), 1000.0);
     let z_axis = axis_of(&points_of(&z_loss), 1000.0);
     let charts = [
         load_axis.map(|y| {
             let chart =
                 all.chart("Largest load", "of an expert", "times the mean load of its block", y, loads);
-            Chart { references: vec![(LOADS[0], "equal loads".to_owned())], ..chart }
+            Chart { references: references(), ..chart }
+        }),
+        rank_axis.map(|y| {
+            let chart =
+                all.chart("Largest load", "of a rank", "times the mean load of the ranks", y, of_ranks);
+            Chart { references: references(), ..chart }
         }),
         balance_axis
             .map(|y| all.chart("Balance loss", "mean over blocks", "before its coefficient", y, balance)),

@@ -57,9 +57,10 @@ impl LinearGemms {
 /// The linear layers of the blocks, equal neighbours merged, and finally the head.
 pub fn linear_gemms(spec: &TrainingSpec) -> Vec<LinearGemms> {
     let (m, numerics) = (&spec.model, spec.numerics());
+    let expert_ranks = spec.expert_ranks();
     let of = |block: Option<usize>, linear: &LinearSpec| {
-        let gemms =
-            LinearGemm::ALL.map(|gemm| scaled_gemm(block, linear, gemm, spec.batch.tokens(), m, &numerics));
+        let rows = linear.input_rows(spec.batch.tokens(), expert_ranks);
+        let gemms = LinearGemm::ALL.map(|gemm| scaled_gemm(block, linear, gemm, rows, m, &numerics));
         let extents = [linear.outputs(), linear.inputs];
         let blocks = block.map_or(0..0, |block| block..block + 1);
         LinearGemms { blocks, site: linear.site.to_owned(), extents, experts: linear.experts, gemms }
@@ -82,7 +83,7 @@ pub fn linear_gemms(spec: &TrainingSpec) -> Vec<LinearGemms> {
 /// of its weights.
 pub fn fprops(m: &Architecture, numerics: &Numerics) -> HashMap<String, Result<ScaledGemm, Bf16Reason>> {
     let of = |(block, linear): (usize, LinearSpec)| {
-        // Any number of tokens, because fprop does not depend on it.
+        // Any number of rows, because fprop does not depend on it.
         let gemm = scaled_gemm(Some(block), &linear, LinearGemm::Fprop, 1, m, numerics);
         (format!("{}.weight", in_block(block, linear.site)), gemm)
     };
@@ -96,7 +97,7 @@ pub fn weights_scaled_by_blocks(m: &Architecture, numerics: &Numerics) -> HashSe
         .linears()
         .map(|(block, linear)| (Some(block), format!("{}.weight", in_block(block, linear.site)), linear));
     let scales_by_blocks = |block: Option<usize>, linear: &LinearSpec| {
-        // Fprop and dgrad read the weight as their second operand. The number of tokens is one that each
+        // Fprop and dgrad read the weight as their second operand. The number of rows is one that each
         // accepts.
         [LinearGemm::Fprop, LinearGemm::Dgrad].into_iter().any(|gemm| {
             let format = scaled_gemm(block, linear, gemm, TILE, m, numerics);
@@ -107,12 +108,12 @@ pub fn weights_scaled_by_blocks(m: &Architecture, numerics: &Numerics) -> HashSe
     all.filter(|(block, _, linear)| scales_by_blocks(*block, linear)).map(|(_, name, _)| name).collect()
 }
 
-/// FP8 formats of one of a linear layer's GEMMs, or the reason why it is in bf16.
+/// FP8 formats of one of a linear layer's GEMMs with so many rows of inputs, or the reason why it is in bf16.
 fn scaled_gemm(
     block: Option<usize>,
     linear: &LinearSpec,
     gemm: LinearGemm,
-    tokens: usize,
+    rows: usize,
     m: &Architecture,
     numerics: &Numerics,
 ) -> Result<ScaledGemm, Bf16Reason> {
@@ -122,7 +123,7 @@ fn scaled_gemm(
         role: Role::Forward,
         stage: Stage::Forward,
     };
-    let extents = gemm.extents(linear.input_rows(tokens), linear.outputs(), linear.inputs);
+    let extents = gemm.extents(rows, linear.outputs(), linear.inputs);
     numerics.scaled_gemm(Candidate { origin: &origin, gemm, extents }, m.layers.len())
 }
 

@@ -72,6 +72,12 @@ impl TrainingSpec {
         if ranks.count > 1 { blocks.filter_map(room).min() } else { None }
     }
 
+    /// Makes room for so many rows of experts, and a quarter more.
+    pub fn grow(&mut self, needed_rows: usize, top_k: usize) {
+        self.capacity = Some(Capacity::with_reserve(needed_rows, self.batch.tokens() * top_k));
+        self.capacity = self.capacity.filter(|_| self.room().is_some());
+    }
+
     /// True if norm and losses of a step are totals of several ranks, or added so that any number of ranks
     /// has them.
     pub fn has_totals(&self) -> bool {

@@ -1,9 +1,12 @@
 //! The tables of `xtrain plan`.
 
 mod answers;
+mod json;
 mod ranks;
 
 pub(crate) use answers::{Advised, Answer};
+pub(crate) use json::json;
+pub(crate) use ranks::ModeRow;
 
 use xtrain_model::{Bf16Reason, ExpertShare};
 use xtrain_planner::fp8_skip;
@@ -249,6 +252,7 @@ fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
         Purpose::State(StateKind::Scale) => "scales of casts".into(),
         Purpose::GatheredWeights => "gathered weights of blocks".into(),
         Purpose::ExchangedGradients => "gradients between ranks".into(),
+        Purpose::ExchangedTokens => "tokens between ranks".into(),
         Purpose::Constants => "rotation tables".into(),
         Purpose::HostExchange => "tokens and metrics".into(),
         Purpose::Saved(None) => "saved outside the blocks".into(),

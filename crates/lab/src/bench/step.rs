@@ -19,8 +19,9 @@ use xtrain_rank::Rank;
 use xtrain_runtime::{Checks, groups_of_run, sending};
 use xtrain_step::engine::{Processor, Target};
 use xtrain_step::error::LearnError;
-use xtrain_step::learner::{IN_FLIGHT, Learner, Step};
+use xtrain_step::learner::{IN_FLIGHT, Learner, Overflow, Step, StepResult};
 use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_train::error::RunError;
 use xtrain_train::process_group::transport;
 use xtrain_train::spec::plan_for;
@@ -67,6 +68,16 @@ impl Routing {
             Routing::Uniform => FixedRouting { skew: 0.0 },
             Routing::Zipf => FixedRouting { skew: 1.0 },
         }
+    }
+
+    /// The routing, for a model that has experts.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn of_model(self, spec: &TrainingSpec) -> Result<FixedRouting, RunError> {
+        let without = || RunError::Refused("the model has no experts, so there is no routing to fix".into());
+        spec.loss.balancing.ok_or_else(without)?;
+        Ok(self.fixed())
     }
 }
 
@@ -174,10 +185,7 @@ impl StepBench {
         }
         let mut planned = fp8_skip::decide(planned, &processor)?;
         if let Some(routing) = routing {
-            let without =
-                || RunError::Refused("the model has no experts, so there is no routing to fix".into());
-            planned.spec.loss.balancing.ok_or_else(without)?;
-            planned.spec.fixed_routing = Some(routing.fixed());
+            planned.spec.fixed_routing = Some(routing.of_model(&planned.spec)?);
         }
         let free_before = processor.available_bytes();
         fit::check(&planned, &processor, 1)?;
@@ -228,11 +236,11 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
             if flying.len() > IN_FLIGHT
                 && let Some(oldest) = flying.pop_front()
             {
-                loss = bench.learner.collect(oldest)?.loss;
+                loss = loss_of(bench.learner.collect(oldest)?)?;
             }
         }
         for ticket in flying {
-            loss = bench.learner.collect(ticket)?.loss;
+            loss = loss_of(bench.learner.collect(ticket)?)?;
         }
         Ok(begun.elapsed().as_secs_f64() / steps as f64)
     };
@@ -274,6 +282,17 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
         loss,
         rank: rank.map(|(_, rank)| RankSpeed { sent_bytes, ..rank }),
     })
+}
+
+/// The loss of a step, whose rows of experts must have fitted: otherwise it did less work.
+fn loss_of(result: StepResult) -> Result<f64, RunError> {
+    match result.overflow {
+        None => Ok(result.loss),
+        Some(Overflow { block, needed, room, .. }) => Err(RunError::Refused(format!(
+            "the experts of block {block} need {needed} rows, and a rank has {room}, so a run would repeat the step with more; set a \
+             larger experts.capacity"
+        ))),
+    }
 }
 
 /// Runs a step, and returns the bytes that one of several ranks would have sent; `None` if nothing counts

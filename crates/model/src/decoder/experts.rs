@@ -182,7 +182,8 @@ impl Trace<'_> {
         starts: ValueId,
     ) -> Result<ValueId, TraceError> {
         let Some(share) = linear.experts else { unreachable!("a linear layer of experts") };
-        let op = GroupedLinear(share.groups(self.batch.tokens(), self.context.expert_ranks().count));
+        let ranks = self.context.expert_ranks().count;
+        let op = GroupedLinear(share.groups(self.batch.tokens(), ranks, self.fixed_routing));
         let weight = self.parameter(t, linear.site, "weight");
         Ok(t.site(linear.site).apply(op, &[x, weight, starts])?[0])
     }

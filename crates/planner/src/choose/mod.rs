@@ -7,6 +7,7 @@
 //! loss chunk and the micro-batch size change rounding, so the chunk leaves its usual size only if the run
 //! would not fit or gains enough speed.
 
+mod outlook;
 mod search;
 
 pub use search::Estimate;
@@ -18,6 +19,7 @@ use crate::tunable::{self, Settings, Tunable};
 use search::Search;
 use std::fmt;
 use xtrain_config::Config;
+use xtrain_program::Program;
 use xtrain_report::metrics::format;
 use xtrain_step::engine::Target;
 
@@ -46,12 +48,29 @@ pub struct Choice {
 
 /// The plan with its open settings chosen for `device`, and the choice; `None` if no setting is open.
 pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choice>), PlanError> {
+    let Decided { planned, choice, .. } = decide_step(planned, device)?;
+    Ok((planned, choice))
+}
+
+/// A plan whose open settings are chosen, the choice, if any was open, and the program of its step, if the
+/// search has traced it last.
+pub struct Decided {
+    /// The plan.
+    pub planned: Planned,
+    /// The choice.
+    pub choice: Option<Choice>,
+    /// The program.
+    pub program: Option<Program>,
+}
+
+/// As [`decide`], with the program of the step.
+pub fn decide_step(planned: Planned, device: &Device) -> Result<Decided, PlanError> {
     let open = tunable::open(&planned.resolved.config);
     if open.is_empty() {
-        return Ok((planned, None));
+        return Ok(Decided { planned, choice: None, program: None });
     }
     let step = planned.step();
-    let mut search = Search::new(step, device, &open);
+    let mut search = Search::new(step, device, &open)?;
     let (chosen, fits) = match search.best()? {
         Some(chosen) => (chosen, true),
         None => (search.least()?, false),
@@ -60,12 +79,16 @@ pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choi
     let is_faster = |of: &Estimate| fits && (!search.fits(of) || of.seconds < chosen.seconds);
     let everything = search.everything.filter(is_faster);
     let (device, layers, usual) = (device.clone(), step.layers(), step.usual());
+    let last = search.into_last();
     let mut planned = planned.try_changed(|config| {
         open.iter().try_for_each(|row| row.field.set(config, (row.value)(&chosen.settings)))
     })?;
     planned.chosen.extend(open.iter().map(|row| &row.field));
     planned.lacks_memory = !fits;
-    Ok((planned, Some(Choice { device, chosen, fits, next, everything, layers, open, usual })))
+    let mut last = last.into_iter();
+    let program = last.find(|(spec, _)| *spec == planned.spec).map(|(_, program)| program);
+    let choice = Choice { device, chosen, fits, next, everything, layers, open, usual };
+    Ok(Decided { planned, choice: Some(choice), program })
 }
 
 /// The plan of a resumed run. Open settings keep the values chosen when the run began, also on another

@@ -4,8 +4,9 @@
 //! fits is the fastest for its policy, and two or three plans find it. Norms of all blocks are recomputed
 //! even where everything fits, if that saves much memory for next to no time.
 
+use super::outlook::{MARGIN, Prediction, predict};
 use crate::estimate::{Device, Timeline, step_seconds};
-use crate::memory::{first_that_fits, needed_bytes};
+use crate::memory::{first_that_fits, least_state_bytes, needed_bytes};
 use crate::tunable::{
     CAPACITY, LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE, RECOMPUTE_BLOCKS, Settings, Tunable, TunedStep,
 };
@@ -23,7 +24,7 @@ pub struct Estimate {
     pub settings: Settings,
     /// Memory in bytes.
     pub bytes: u64,
-    /// Time in seconds.
+    /// Time in seconds; infinite for a step that recomputes and does not fit.
     pub seconds: f64,
 }
 
@@ -40,6 +41,9 @@ const SAVED: f64 = 0.05;
 /// Largest loss chunk to try. Larger ones gain nothing.
 const LARGEST_CHUNK: usize = 1 << 16;
 
+/// Programs that are kept: the chosen step is often one of the last two.
+const MOST_PROGRAMS: usize = 2;
+
 pub(super) struct Search<'a> {
     step: TunedStep<'a>,
     /// The settings of the run file.
@@ -55,20 +59,39 @@ pub(super) struct Search<'a> {
     fitted: Vec<(Recompute, usize)>,
     /// The step without recomputation, with the usual chunk and the largest micro-batch.
     pub(super) everything: Option<Estimate>,
+    /// True if the state alone does not fit, whatever the settings.
+    is_hopeless: bool,
+    /// All predictions so far; `None` for a step that has to be planned.
+    predicted: Vec<(Settings, Option<Prediction>)>,
+    /// The last steps that were estimated, newest first.
+    last: Vec<(TrainingSpec, Program)>,
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(step: TunedStep<'a>, device: &Device, open: &'a [&'static Tunable]) -> Self {
-        Search {
+    pub(super) fn new(
+        step: TunedStep<'a>,
+        device: &Device,
+        open: &'a [&'static Tunable],
+    ) -> Result<Self, LearnError> {
+        let usable_bytes = device.usable_bytes.unwrap_or(u64::MAX);
+        Ok(Search {
             step,
             own: step.settings(),
             device: Device { rates: device.choice_rates, network: device.choice_network, ..device.clone() },
-            usable_bytes: device.usable_bytes.unwrap_or(u64::MAX),
+            usable_bytes,
             open,
             known: Vec::new(),
             fitted: Vec::new(),
             everything: None,
-        }
+            is_hopeless: least_state_bytes(step.spec)? > usable_bytes,
+            predicted: Vec::new(),
+            last: Vec::new(),
+        })
+    }
+
+    /// The last steps that were estimated, and their programs.
+    pub(super) fn into_last(self) -> Vec<(TrainingSpec, Program)> {
+        self.last
     }
 
     /// True if the search chooses this setting.
@@ -79,6 +102,9 @@ impl<'a> Search<'a> {
     /// The settings to train with; `None` if nothing fits. Less room for rows of experts is tried if nothing
     /// fits with room for every routing.
     pub(super) fn best(&mut self) -> Result<Option<Estimate>, LearnError> {
+        if self.is_hopeless {
+            return Ok(None);
+        }
         let rooms = match self.is_open(&CAPACITY) {
             true => (CAPACITY.values)(&self.step, self.own),
             false => vec![self.own],
@@ -108,7 +134,7 @@ impl<'a> Search<'a> {
         for of in self.micro_batches_that_may_fit()? {
             // Skip a micro-batch that is too slow even without recomputation.
             if let Some(best) = &best
-                && self.seconds(self.saving_everything(self.chunks(of)[0]))? >= best.seconds
+                && self.takes(self.saving_everything(self.chunks(of)[0]), best.seconds)?
             {
                 continue;
             }
@@ -138,6 +164,10 @@ impl<'a> Search<'a> {
         if self.step.spec.parallel.reduce.is_any_world() {
             return Ok(all);
         }
+        // Check first if anything fits.
+        if !self.least_fits(all[all.len() - 1])? {
+            return Ok(Vec::new());
+        }
         let mut over = u64::MAX;
         if self.is_open(&RECOMPUTE_BLOCKS) {
             let everything = self.estimate(self.saving_everything(self.chunks(largest)[0]))?;
@@ -148,7 +178,7 @@ impl<'a> Search<'a> {
             return Ok(all);
         }
         let first = first_that_fits(all.len(), over, self.usable_bytes, |n| {
-            Ok::<_, LearnError>((self.least_of(all[n])?.bytes, n))
+            Ok::<_, LearnError>((self.least_bytes(all[n])?, n))
         })?;
         all.drain(..first.unwrap_or(all.len()));
         Ok(all)
@@ -160,8 +190,7 @@ impl<'a> Search<'a> {
         let usual = self.of_chunk(chunks[0])?;
         let Some(usual) = usual else {
             // Check first if anything fits.
-            let least = self.least_of(of)?;
-            if !self.fits(&least) {
+            if !self.least_fits(of)? {
                 return Ok(None);
             }
             let mut best = None;
@@ -174,8 +203,9 @@ impl<'a> Search<'a> {
         // recomputation, or, as larger chunks need more memory, with as much of it; a model of one layer
         // shows the difference in time.
         let saving = self.saving_everything(chunks[0]);
-        let everything = match self.everything {
-            Some(everything) if everything.settings == saving => everything.seconds,
+        let everything = match (self.everything, self.outlook(saving)?) {
+            (Some(everything), _) if everything.settings == saving => everything.seconds,
+            (_, Some(predicted)) => predicted.seconds * (1.0 - MARGIN),
             _ => self.seconds(saving)?,
         };
         let of_loss = self.loss_seconds(saving)?;
@@ -183,7 +213,8 @@ impl<'a> Search<'a> {
         for &chunk in &chunks[1..] {
             let bound = best.map_or(usual.seconds * (1.0 - GAIN), |best: Estimate| best.seconds);
             let is_larger = chunk.loss_chunk > chunks[0].loss_chunk;
-            let least = if is_larger { usual.seconds } else { everything };
+            let least =
+                if is_larger { usual.seconds } else { everything.max(self.least_seconds(&usual, chunk)?) };
             let least = least + self.loss_seconds(self.saving_everything(chunk))? - of_loss;
             if least < bound {
                 best = faster(best, self.of_chunk(chunk)?.filter(|of| of.seconds < bound));
@@ -206,27 +237,43 @@ impl<'a> Search<'a> {
         if !self.is_open(&RECOMPUTE_BLOCKS) {
             return Ok(Some(self.estimate(of)?).filter(|of| self.fits(of)));
         }
-        let everything = self.estimate(self.saving_everything(of))?;
-        self.everything.get_or_insert(everything);
-        if self.fits(&everything) {
-            return Ok(Some(everything));
-        }
+        let saving = self.saving_everything(of);
+        let over = match self.outlook(saving)? {
+            Some(predicted) if self.everything.is_some() && self.is_clear(&predicted) == Some(false) => {
+                predicted.bytes as u64
+            }
+            _ => {
+                let everything = self.estimate(saving)?;
+                self.everything.get_or_insert(everything);
+                if self.fits(&everything) {
+                    return Ok(Some(everything));
+                }
+                everything.bytes
+            }
+        };
         // Check first if anything fits with this chunk: planning many layers takes long.
-        let least = self.least_of_chunk(of)?;
-        if !self.fits(&least) {
+        if !self.least_of_chunk_fits(of)? {
             return Ok(None);
         }
         let mut best = None;
         for policy in self.policies(of) {
+            if self.clearly_fits(policy)? == Some(false) {
+                continue;
+            }
             // In 1, 2, ... blocks.
             let all = (RECOMPUTE_BLOCKS.values)(&self.step, policy);
             let mut found = self.as_before(policy.recompute, &all)?;
             if found.is_none() {
-                let (over, usable) = (everything.bytes, self.usable_bytes);
-                found = first_that_fits(all.len(), over, usable, |n| {
-                    let of = self.estimate(all[n])?;
-                    Ok::<_, LearnError>((of.bytes, of))
-                })?;
+                found =
+                    first_that_fits(all.len(), over, self.usable_bytes, |n| match self.outlook(all[n])? {
+                        // The last one, with which the search begins.
+                        Some(predicted) if self.is_clear(&predicted) == Some(true) => {
+                            Ok::<_, LearnError>((predicted.bytes as u64, all[n]))
+                        }
+                        _ => Ok((self.estimate(all[n])?.bytes, all[n])),
+                    })?
+                    .map(|of| self.estimate(of))
+                    .transpose()?;
             }
             // The last block's activations are read at once, so recomputing them may even need more memory.
             if let (None, [.., but_one, _]) = (&found, &all[..]) {
@@ -283,6 +330,36 @@ impl<'a> Search<'a> {
         self.least_of_chunk(smallest.unwrap_or(of))
     }
 
+    /// True if something fits with the micro-batches of `of`.
+    fn least_fits(&mut self, of: Settings) -> Result<bool, LearnError> {
+        let smallest = self.chunks(of).into_iter().min_by_key(|of| of.loss_chunk);
+        self.least_of_chunk_fits(smallest.unwrap_or(of))
+    }
+
+    /// True if something fits with the chunk and the micro-batches of `of`.
+    fn least_of_chunk_fits(&mut self, of: Settings) -> Result<bool, LearnError> {
+        if let Some(fits) = self.clearly_fits(self.recomputing_most(of))? {
+            return Ok(fits);
+        }
+        let least = self.least_of_chunk(of)?;
+        Ok(self.fits(&least))
+    }
+
+    /// The least bytes with the micro-batches of `of`; a prediction, if it is clear whether they fit.
+    fn least_bytes(&mut self, of: Settings) -> Result<u64, LearnError> {
+        let smallest = self.chunks(of).into_iter().min_by_key(|of| of.loss_chunk).unwrap_or(of);
+        match self.outlook(self.recomputing_most(smallest))? {
+            Some(predicted) if self.is_clear(&predicted).is_some() => Ok(predicted.bytes as u64),
+            _ => Ok(self.least_of_chunk(smallest)?.bytes),
+        }
+    }
+
+    /// These settings with the policy that needs the least memory, in all blocks.
+    fn recomputing_most(&self, of: Settings) -> Settings {
+        let most = self.policies(of).pop().filter(|_| self.is_open(&RECOMPUTE_BLOCKS));
+        most.unwrap_or(of)
+    }
+
     /// The settings that need the least memory, with the chunk and the micro-batches of `of`, or others that
     /// fit.
     fn least_of_chunk(&mut self, of: Settings) -> Result<Estimate, LearnError> {
@@ -290,11 +367,66 @@ impl<'a> Search<'a> {
             return self.estimate(of);
         };
         let all = self.estimate(most)?;
-        if self.fits(&all) {
+        // If nothing can fit, a block more or less does not matter.
+        if self.fits(&all) || self.is_hopeless {
             return Ok(all);
         }
         let but_one = self.estimate(Settings { blocks: Some(self.step.layers() - 1), ..most })?;
         Ok(if but_one.bytes < all.bytes { but_one } else { all })
+    }
+
+    /// A lower bound of the time with another chunk than that of `usual`, which recomputes `usual`'s blocks but
+    /// for those that the memory of a smaller chunk makes room for; 0 if it may recompute otherwise.
+    fn least_seconds(&mut self, usual: &Estimate, chunk: Settings) -> Result<f64, LearnError> {
+        let Settings { recompute, blocks, .. } = usual.settings;
+        let saving = self.saving_everything(usual.settings);
+        let in_all = |of: Settings| Settings { recompute, blocks: None, ..of };
+        if recompute != Recompute::Block || self.clearly_fits(recomputing_norms(chunk))? != Some(false) {
+            return Ok(0.0);
+        }
+        let predicted =
+            (self.outlook(saving)?, self.outlook(in_all(usual.settings))?, self.outlook(in_all(chunk))?);
+        let (Some(none), Some(all), Some(of_chunk)) = predicted else { return Ok(0.0) };
+        let layers = self.step.layers();
+        let of_block = (none.bytes - all.bytes) / layers as f64;
+        let fewer = ((all.bytes - of_chunk.bytes) / of_block).max(0.0).ceil() + 1.0;
+        let seconds_of_block = (all.seconds - none.seconds) / layers as f64;
+        Ok(usual.seconds - fewer.min(blocks.unwrap_or(layers) as f64) * seconds_of_block)
+    }
+
+    /// The prediction for these settings; `None` if only a plan tells.
+    fn outlook(&mut self, settings: Settings) -> Result<Option<Prediction>, LearnError> {
+        if let Some((_, known)) = self.predicted.iter().find(|(of, _)| *of == settings) {
+            return Ok(*known);
+        }
+        let predicted = predict(&self.step.with(settings), |spec| {
+            let program = programs::training(spec)?;
+            let bytes = needed_bytes(spec, &program, self.device.target, self.device.threads)?;
+            Ok(Prediction { bytes: bytes as f64, seconds: self.step_seconds(spec, &program) })
+        })?;
+        self.predicted.push((settings, predicted));
+        Ok(predicted)
+    }
+
+    fn is_clear(&self, predicted: &Prediction) -> Option<bool> {
+        predicted.fits(self.usable_bytes)
+    }
+
+    /// True or false if these settings surely fit or do not; `None` if a plan decides.
+    fn clearly_fits(&mut self, settings: Settings) -> Result<Option<bool>, LearnError> {
+        if let Some(known) = self.known.iter().find(|known| known.settings == settings) {
+            return Ok(Some(self.fits(known)));
+        }
+        Ok(self.outlook(settings)?.and_then(|predicted| self.is_clear(&predicted)))
+    }
+
+    /// True if a step with these settings takes at least so many seconds.
+    fn takes(&mut self, settings: Settings, seconds: f64) -> Result<bool, LearnError> {
+        match self.outlook(settings)? {
+            Some(predicted) if predicted.seconds > seconds * (1.0 + MARGIN) => Ok(true),
+            Some(predicted) if predicted.seconds < seconds * (1.0 - MARGIN) => Ok(false),
+            _ => Ok(self.seconds(settings)? >= seconds),
+        }
     }
 
     pub(super) fn fits(&self, of: &Estimate) -> bool {
@@ -309,9 +441,16 @@ impl<'a> Search<'a> {
         let spec = self.step.with(settings);
         let program = programs::training(&spec)?;
         let bytes = needed_bytes(&spec, &program, self.device.target, self.device.threads)?;
-        let seconds = self.step_seconds(&spec, &program);
+        // The time of a step that does not fit matters as a bound alone.
+        let is_bound = settings.recompute == Recompute::None;
+        let seconds = match bytes <= self.usable_bytes || is_bound {
+            true => self.step_seconds(&spec, &program),
+            false => f64::INFINITY,
+        };
         let estimate = Estimate { settings, bytes, seconds };
         self.known.push(estimate);
+        self.last.insert(0, (spec, program));
+        self.last.truncate(MOST_PROGRAMS);
         Ok(estimate)
     }
 

@@ -37,13 +37,15 @@ fn waited_for(planned: &Planned, timeline: &Timeline) -> String {
     let mut payloads = Payload::ALL;
     payloads.sort_by(|a, b| seconds_of(*b).total_cmp(&seconds_of(*a)));
     let spec = &planned.spec;
-    let of_experts = is_mostly_experts(&spec.model);
+    let parallel = &spec.parallel;
+    let may_share = parallel.expert < parallel.rank.world_size / parallel.replicas;
+    let of_experts = may_share && is_mostly_experts(&spec.model, parallel.expert);
+    let with = if parallel.expert > 1 { "a larger parallel.expert" } else { "parallel.expert" };
     match payloads[0] {
-        Payload::Weights if of_experts => {
-            "weights, most of them of experts: each GPU gathers all experts of a block in every micro-step; with \
-             parallel.expert, tokens travel to the experts instead"
-                .to_owned()
-        }
+        Payload::Weights if of_experts => format!(
+            "weights, most of them of experts: each GPU gathers all experts that it computes in every micro-step; with {with}, tokens \
+             travel to the experts instead"
+        ),
         Payload::Weights => {
             let tokens = format::grouped(spec.batch.tokens() as u64);
             format!("weights, which are gathered for every micro-batch of {tokens} tokens")
@@ -52,8 +54,8 @@ fn waited_for(planned: &Planned, timeline: &Timeline) -> String {
             let often =
                 if spec.parallel.cuts_gradients() { ", which every micro-step exchanges" } else { "" };
             let experts = match of_experts {
-                true => ", most of them of experts: with parallel.expert, each GPU has gradients of its own experts alone",
-                false => "",
+                true => format!(", most of them of experts; with {with}, each GPU has gradients of fewer experts"),
+                false => String::new(),
             };
             format!("sums of gradients{often}{experts}")
         }
@@ -67,12 +69,12 @@ fn waited_for(planned: &Planned, timeline: &Timeline) -> String {
     }
 }
 
-/// True if most parameters of the model are those of experts.
-fn is_mostly_experts(model: &Architecture) -> bool {
+/// True if most parameters of the model on one of so many ranks that share its experts are those of experts.
+fn is_mostly_experts(model: &Architecture, ranks: usize) -> bool {
     let size = |of: &ParameterSpec| of.shape.iter().product::<usize>();
     let (experts, others): (Vec<_>, Vec<_>) =
         model.parameters().into_iter().partition(|of| is_of_experts(&of.name));
-    experts.iter().map(size).sum::<usize>() > others.iter().map(size).sum()
+    experts.iter().map(size).sum::<usize>() / ranks > others.iter().map(size).sum()
 }
 
 /// True for a parameter or a site of experts.

@@ -204,6 +204,30 @@ impl Network {
         Spread { ranks, on_node }
     }
 
+    /// True if each group of a run of `world_size` ranks is on one node.
+    pub fn keeps_within_nodes(&self, groups: Groups, world_size: usize) -> bool {
+        self.spread(groups, world_size).is_on_one_node()
+    }
+
+    /// A warning about a run of `world_size` ranks in which ranks that share experts are on several nodes:
+    /// the bandwidths between these, and the largest `parallel.expert` that keeps them on one.
+    pub fn warning_of_experts(&self, experts: Groups, world_size: usize) -> Option<String> {
+        if self.keeps_within_nodes(experts, world_size) {
+            return None;
+        }
+        let rate = |collective| Rate(self.bandwidth(collective, experts, world_size));
+        let (there, back) = (Collective::AllGather { first: 0 }, Collective::AllToAll { first: 0 });
+        Some(format!(
+            "the {} ranks that share experts are on several nodes, so tokens travel at {} to them and at {} back, instead of {}; \
+             parallel.expert = {} keeps them on one node",
+            experts.size,
+            rate(there),
+            rate(back),
+            Rate(self.within_node),
+            greatest_common_divisor(experts.size, self.ranks_per_node)
+        ))
+    }
+
     /// Bytes per second that each rank of a run of so many ranks sends to others of its node.
     fn within_node_of(&self, ranks: usize) -> f64 {
         self.copies.filter(|_| !self.spans_nodes(ranks)).unwrap_or(self.within_node)
@@ -338,6 +362,26 @@ mod tests {
         let parallel = ParallelConfig { transport: Transport::Host, ..ParallelConfig::default() };
         let host = Network::of_gpus(330e9, Some(356e9), 48e9).of_run(&parallel);
         assert_eq!(host, Network { ranks_per_node: RANKS_PER_NODE, ..Network::of_processes() });
+    }
+
+    #[test]
+    fn ranks_that_share_experts_are_warned_of_slow_connections() {
+        let network = plain(330e9, 48e9, 8);
+        let warning = |expert, ranks| network.warning_of_experts(Groups { size: expert, stride: 1 }, ranks);
+        for (expert, ranks) in [(1, 64), (2, 64), (8, 64), (4, 8), (6, 6)] {
+            assert_eq!(warning(expert, ranks), None, "{expert} of {ranks}");
+        }
+        // Eight of the fifteen others are on the other node.
+        assert_eq!(
+            warning(16, 64).as_deref(),
+            Some(
+                "the 16 ranks that share experts are on several nodes, so tokens travel at 330 GB/s to them and at 90.0 GB/s back, \
+                 instead of 330 GB/s; parallel.expert = 8 keeps them on one node"
+            )
+        );
+        assert!(
+            warning(6, 24).is_some_and(|text| text.ends_with("parallel.expert = 2 keeps them on one node"))
+        );
     }
 
     #[test]

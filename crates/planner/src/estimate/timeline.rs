@@ -64,6 +64,17 @@ pub struct Exposed {
     pub seconds: f64,
 }
 
+/// The time of all collectives in a step that carry this.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PayloadTime {
+    /// The contents.
+    pub payload: Payload,
+    /// Seconds of the collectives.
+    pub seconds: f64,
+    /// Seconds of them for which the compute lane waits.
+    pub exposed_seconds: f64,
+}
+
 /// A place in a step at which the compute lane waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WaitPlace {
@@ -137,6 +148,24 @@ impl Timeline {
             part.times as f64 * spans.map(|span| span.end - span.begin).sum::<f64>()
         };
         self.parts.iter().map(of_part).sum()
+    }
+
+    /// Seconds of the collectives of `program` by what they carry, and those for which the compute lane
+    /// waits, the longest first.
+    pub fn by_payload(&self, program: &Program) -> Vec<PayloadTime> {
+        let time = |payload| {
+            let is_it = |index: usize| {
+                let instance = &program.instances[index];
+                instance.lane == Lane::Communication && Payload::from_instance(instance) == payload
+            };
+            let exposed = self.exposed.iter().filter(|of| of.payload == payload);
+            let exposed_seconds = exposed.map(|of| of.seconds).sum();
+            PayloadTime { payload, seconds: self.seconds_of(is_it), exposed_seconds }
+        };
+        let mut all: Vec<PayloadTime> = Payload::ALL.into_iter().map(time).collect();
+        all.retain(|of| of.seconds > 0.0);
+        all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        all
     }
 
     /// Seconds in which the compute lane waits for communication.
@@ -399,6 +428,10 @@ mod tests {
                 let (computing, waiting) = (of(Lane::Compute), timeline.exposed_seconds());
                 assert!((timeline.seconds() / (computing + waiting) - 1.0).abs() < 1e-9, "{mode}");
                 assert!(waiting <= timeline.communication_seconds() * (1.0 + 1e-9), "{mode}");
+                let by_payload = timeline.by_payload(&program);
+                let sum = |of: fn(&PayloadTime) -> f64| by_payload.iter().map(of).sum::<f64>();
+                let all = sum(|of| of.seconds) / timeline.communication_seconds();
+                assert!((all - 1.0).abs() < 1e-9 && (sum(|of| of.exposed_seconds) - waiting).abs() < 1e-9);
             }
         }
     }

@@ -165,7 +165,8 @@ impl Search<'_> {
         let shares = |count: &usize| self.step.batch_size.is_multiple_of(count * least.batch.sequences);
         let more = |count: &usize| {
             let is_round = count.is_power_of_two() || count.is_multiple_of(RANKS_PER_NODE) && shares(count);
-            is_round && *count > least.parallel.rank.world_size
+            let Parallel { rank: Rank { world_size, .. }, expert, .. } = least.parallel;
+            is_round && *count > world_size && count.is_multiple_of(expert)
         };
         let of_ranks = |count: usize| -> Result<MoreGpus, PlanError> {
             let grown = self.step.batch_size.next_multiple_of(count * least.batch.sequences);

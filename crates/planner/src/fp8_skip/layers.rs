@@ -14,8 +14,9 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
 use xtrain_model::decoder::{Loss, io};
-use xtrain_model::{Architecture, Fp8Overrides, GemmPattern, Layer};
+use xtrain_model::{Architecture, FeedForward, Fp8Overrides, GemmPattern, Layer};
 use xtrain_ops::registry::kernel_sources;
+use xtrain_ops::route::Router;
 use xtrain_program::{Instance, Parallel};
 use xtrain_runtime::{Checks, Engine, Part, ProgramId, TimedWork, Timing};
 use xtrain_step::engine::Processor;
@@ -82,7 +83,8 @@ impl Blocks {
     /// The blocks of a run. Settings that do not affect the time of its layers are normalised, so that other
     /// runs find the measurement.
     pub(super) fn new(spec: &TrainingSpec, micro_steps: usize) -> Blocks {
-        let model = Architecture { vocab_size: VOCABULARY, ..neighbours(&spec.model) };
+        let blocks = with_experts_of_a_rank(neighbours(&spec.model), spec.parallel.expert);
+        let model = Architecture { vocab_size: VOCABULARY, ..blocks };
         let fp8 = Fp8Overrides {
             pow2_scales: spec.fp8.pow2_scales,
             fast_accumulation: spec.fp8.fast_accumulation.clone(),
@@ -299,6 +301,19 @@ fn neighbours(model: &Architecture) -> Architecture {
     found.unwrap_or_else(|| model.truncated(BLOCKS))
 }
 
+/// The model with the experts that each of so many ranks has. Their rows are as many as on a rank whose
+/// experts have the mean load, unless a token has more experts than a rank.
+fn with_experts_of_a_rank(mut model: Architecture, ranks: usize) -> Architecture {
+    for layer in model.layers.iter_mut().filter(|_| ranks > 1) {
+        if let FeedForward::Experts(experts) = &mut layer.feed_forward {
+            experts.count /= ranks;
+            let top_k = experts.router.top_k.min(experts.count);
+            experts.router = Router { top_k, groups: 1, top_groups: 1, ..experts.router };
+        }
+    }
+    model
+}
+
 /// Hash of all kernel sources, because the speeds depend on them.
 fn kernels() -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -380,6 +395,27 @@ mod tests {
         assert_eq!(measured[..2], ["attn.qkv_proj", "attn.o_proj"]);
         assert_eq!(measured[2..], feed_forwards);
         assert!(speeds.iter().all(|speed| speed.bf16_seconds > 0.0), "{speeds:?}");
+    }
+
+    #[test]
+    fn a_rank_that_shares_experts_measures_its_own() {
+        let sets = ["precision.recipe=fp8-current", "model.family=qwen3_moe", "experts.ffn_dim=16"];
+        let experts = |count: usize, expert: usize| {
+            let own = [format!("experts.count={count}"), format!("parallel.expert={expert}")];
+            let all: Vec<&str> = sets.into_iter().chain(own.iter().map(String::as_str)).collect();
+            let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &all).expect("a run file");
+            let planned = plan_alone(&parsed, Target::Cpu, Rank::first_of(2)).expect("planned");
+            let blocks = Blocks::new(&planned.spec, 1);
+            let of_first = blocks.spec.model.layers[0].feed_forward.experts().expect("experts").clone();
+            (of_first.count, of_first.router.top_k, blocks)
+        };
+        let (count, top_k, blocks) = experts(4, 2);
+        assert_eq!((count, top_k), (2, 2));
+        assert_eq!(blocks.measure(Processor::Cpu).expect("measured").len(), 4);
+        for (expert, expected) in [(1, (2, 2)), (2, (1, 1))] {
+            let (count, top_k, _) = experts(2, expert);
+            assert_eq!((count, top_k), expected);
+        }
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! A way to run a step: a plan whose open settings are chosen, with its memory and its time.
 
-use crate::choose::{self, Choice};
+use crate::choose::{self, Choice, Decided};
 use crate::error::PlanError;
 use crate::estimate::{Device, RunTime, Timeline};
 use crate::fp8_skip;
-use crate::memory::needed_bytes;
+use crate::memory;
 use crate::planned::Planned;
 use xtrain_program::Program;
 use xtrain_step::engine::Processor;
@@ -29,13 +29,22 @@ pub struct Candidate {
 impl Candidate {
     /// The step of `open`, in which open settings are chosen as the run would.
     pub fn choose(open: Planned, device: &Device) -> Result<Candidate, PlanError> {
-        let (planned, choice) = choose::decide(open, device)?;
-        Candidate::with(planned, choice, device)
+        let decided = choose::decide_step(open, device)?;
+        let needed_bytes = decided.choice.as_ref().map(|choice| choice.chosen.bytes);
+        Candidate::with(decided, needed_bytes, device)
     }
 
-    fn with(planned: Planned, choice: Option<Choice>, device: &Device) -> Result<Candidate, PlanError> {
-        let program = programs::training(&planned.spec).map_err(LearnError::from)?;
-        let needed_bytes = needed_bytes(&planned.spec, &program, device.target, device.threads)?;
+    /// The step of `decided`, which needs so many bytes, if that is known.
+    fn with(decided: Decided, needed_bytes: Option<u64>, device: &Device) -> Result<Candidate, PlanError> {
+        let Decided { planned, choice, program } = decided;
+        let program = match program {
+            Some(program) => program,
+            None => programs::training(&planned.spec).map_err(LearnError::from)?,
+        };
+        let needed_bytes = match needed_bytes {
+            Some(bytes) => bytes,
+            None => memory::needed_bytes(&planned.spec, &program, device.target, device.threads)?,
+        };
         let timeline = Timeline::new(&program, device, planned.micro_steps());
         Ok(Candidate { planned, choice, program, needed_bytes, timeline })
     }
@@ -47,7 +56,7 @@ impl Candidate {
         let planned = fp8_skip::decide_if_measured(planned, processor)?;
         match planned.resolved.config.precision.skip_slower == before {
             true => Ok(Candidate { planned, choice, program, needed_bytes, timeline }),
-            false => Candidate::with(planned, choice, device),
+            false => Candidate::with(Decided { planned, choice, program: None }, None, device),
         }
     }
 

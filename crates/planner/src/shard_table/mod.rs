@@ -1,5 +1,5 @@
-//! The modes of `parallel.shard` for a run, beside each other: what a rank needs and sends, and the time of a
-//! step.
+//! The modes of `parallel.shard`, and for a mixture of `parallel.expert`, for a run, beside each other: what a
+//! rank needs and sends, and the time of a step.
 
 mod candidate;
 #[cfg(test)]
@@ -10,19 +10,26 @@ pub use candidate::Candidate;
 use crate::choose::Choice;
 use crate::error::PlanError;
 use crate::estimate::{Device, Speed};
+use crate::memory::least_state_bytes;
 use crate::planned::planned_for;
+use crate::routed::RoutedStep;
+use serde::Serialize;
 use std::thread;
-use xtrain_config::Resolved;
+use xtrain_config::{ParallelConfig, Resolved};
+use xtrain_model::FixedRouting;
 use xtrain_program::Shard;
 use xtrain_rank::Rank;
+use xtrain_step::training_spec::TrainingSpec;
 
-/// A step with one value of `parallel.shard` and one of `parallel.replicas`.
-#[derive(Clone, Debug, PartialEq)]
+/// A step with one value of `parallel.shard`, of `parallel.replicas` and of `parallel.expert`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Mode {
     /// The value of `parallel.shard`.
     pub shard: Shard,
     /// The value of `parallel.replicas`.
     pub replicas: usize,
+    /// The value of `parallel.expert`.
+    pub expert: usize,
     /// Sequences of a micro-batch.
     pub micro_batch_size: usize,
     /// Bytes that a rank needs.
@@ -35,6 +42,8 @@ pub struct Mode {
     pub seconds: f64,
     /// Seconds of them in which the rank only waits for communication.
     pub exposed_seconds: f64,
+    /// Seconds of a step with the routing that was asked for, if any.
+    pub routed_seconds: Option<f64>,
     /// MFU, if the peak of the device is known.
     pub mfu: Option<f64>,
     /// The settings that its file leaves open, chosen for this mode; `None` if it leaves none open.
@@ -59,15 +68,28 @@ impl Mode {
         Mode {
             shard: config.parallel.shard,
             replicas: planned.spec.parallel.replicas,
+            expert: planned.spec.parallel.expert,
             micro_batch_size: planned.spec.batch.sequences,
             needed_bytes: *needed_bytes,
             micro_step_bytes: sent(true),
             once_bytes: sent(false),
             seconds: timeline.seconds(),
             exposed_seconds: timeline.exposed_seconds(),
+            routed_seconds: None,
             mfu: Speed::estimate(planned, timeline, device).mfu,
             chosen: choice.as_ref().map(Choice::settings),
         }
+    }
+
+    /// These figures with the time of the step that has the routing.
+    pub fn routed(
+        self,
+        candidate: &Candidate,
+        routing: FixedRouting,
+        device: &Device,
+    ) -> Result<Mode, PlanError> {
+        let step = RoutedStep::estimate(&candidate.planned, routing, device)?;
+        Ok(Mode { routed_seconds: step.map(|step| step.seconds), ..self })
     }
 
     /// The name of the value of `parallel.shard` in run files.
@@ -76,37 +98,82 @@ impl Mode {
     }
 }
 
-/// All modes of the run `resolved` on `device`, in which open settings are chosen as the run would: those of
-/// `parallel.shard` with the replicas of the run; on several nodes also `"gradients"` and `"weights"` with a
-/// replica for each node.
-pub fn modes(resolved: &Resolved, rank: Rank, device: &Device) -> Result<Vec<Candidate>, PlanError> {
+/// Values of `parallel.expert` that are compared, beside that of the run.
+const EXPERT_RANKS: [usize; 4] = [1, 2, 4, 8];
+
+/// The keys of `[parallel]` in which modes differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    /// `shard`.
+    pub shard: Shard,
+    /// `replicas`.
+    pub replicas: usize,
+    /// `expert`.
+    pub expert: usize,
+}
+
+impl Mesh {
+    /// The values in a run file.
+    pub fn from_config(config: &ParallelConfig) -> Mesh {
+        Mesh { shard: config.shard, replicas: config.replicas, expert: config.expert }
+    }
+
+    fn set(self, config: &mut ParallelConfig) {
+        (config.shard, config.replicas, config.expert) = (self.shard, self.replicas, self.expert);
+    }
+}
+
+/// The modes of the run `resolved` with `parallel.expert = expert`: those of `parallel.shard` with the
+/// replicas of the run; on several nodes also `"gradients"` and `"weights"` with a replica for each node.
+fn meshes_with(resolved: &Resolved, rank: Rank, device: &Device, expert: usize) -> Vec<Mesh> {
     let own = SHARDS.map(|(shard, _)| (shard, resolved.config.parallel.replicas));
     let nodes = device.network.nodes(rank.world_size).filter(|nodes| *nodes != own[0].1);
     let of_nodes = nodes.into_iter().flat_map(|n| [(Shard::Gradients, n), (Shard::Weights, n)]);
-    let kinds: Vec<_> = own.into_iter().chain(of_nodes).collect();
+    own.into_iter().chain(of_nodes).map(|(shard, replicas)| Mesh { shard, replicas, expert }).collect()
+}
+
+/// False if the state of a rank alone does not fit into the memory of the device.
+fn may_fit(spec: &TrainingSpec, device: &Device) -> Result<bool, PlanError> {
+    Ok(least_state_bytes(spec)? <= device.usable_bytes.unwrap_or(u64::MAX))
+}
+
+/// All modes of the run `resolved` on `device`, in which open settings are chosen as the run would; those that
+/// the run cannot have are left out. For a mixture also those with other numbers of ranks that share its
+/// experts, as far as a rank has room for its state.
+///
+/// # Errors
+/// The run cannot be as it is configured.
+pub fn modes(resolved: &Resolved, rank: Rank, device: &Device) -> Result<Vec<Candidate>, PlanError> {
+    let given = Mesh::from_config(&resolved.config.parallel);
+    let mut blocks = resolved.architecture.layers.iter();
+    let is_mixture = blocks.any(|layer| layer.feed_forward.experts().is_some());
+    let mut experts: Vec<usize> =
+        EXPERT_RANKS.into_iter().filter(|_| is_mixture).chain([given.expert]).collect();
+    experts.sort_unstable();
+    experts.dedup();
+    let of_experts = experts.into_iter().flat_map(|expert| meshes_with(resolved, rank, device, expert));
+    let meshes: Vec<Mesh> = of_experts.collect();
+    let candidate = &|mesh: Mesh| -> Result<Option<Candidate>, PlanError> {
+        let mut resolved = resolved.clone();
+        mesh.set(&mut resolved.config.parallel);
+        let found = planned_for(resolved, rank).and_then(|planned| {
+            let is_shown = mesh.expert == given.expert || may_fit(&planned.spec, device)?;
+            is_shown.then(|| Candidate::choose(planned, device)).transpose()
+        });
+        match found {
+            Err(_) if mesh != given => Ok(None),
+            found => found,
+        }
+    };
     // Choosing settings of a large model takes a while.
-    thread::scope(|scope| {
-        let of = |&(shard, replicas): &(Shard, usize)| {
-            scope.spawn(move || candidate(resolved, rank, device, shard, replicas))
-        };
-        let modes: Vec<_> = kinds.iter().map(of).collect();
+    let found: Result<Vec<Option<Candidate>>, PlanError> = thread::scope(|scope| {
+        let modes: Vec<_> = meshes.iter().map(|&mesh| scope.spawn(move || candidate(mesh))).collect();
         modes
             .into_iter()
             .map(|mode| mode.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect()
-    })
-}
-
-fn candidate(
-    resolved: &Resolved,
-    rank: Rank,
-    device: &Device,
-    shard: Shard,
-    replicas: usize,
-) -> Result<Candidate, PlanError> {
-    let mut resolved = resolved.clone();
-    (resolved.config.parallel.shard, resolved.config.parallel.replicas) = (shard, replicas);
-    Candidate::choose(planned_for(resolved, rank)?, device)
+    });
+    Ok(found?.into_iter().flatten().collect())
 }
 
 /// The fastest of `modes` that needs at most `available` bytes; of equally fast ones the first.
@@ -172,6 +239,7 @@ mod tests {
         let modes = of(64, 1e9);
         let found: Vec<_> = modes.iter().map(|mode| (mode.name(), mode.replicas)).collect();
         let own = SHARDS.map(|(_, name)| (name, 1));
+        assert!(modes.iter().all(|mode| mode.expert == 1), "{modes:?}");
         assert_eq!((&found[..4], &found[4..]), (&own[..], &[("gradients", 2), ("weights", 2)][..]));
         let ([_, _, _, weights], [_, of_nodes]) = modes.split_at(4) else { panic!("{modes:?}") };
         assert!(of_nodes.seconds < weights.seconds && of_nodes.needed_bytes > weights.needed_bytes);
@@ -189,6 +257,37 @@ mod tests {
         assert_eq!([8, 80, 81, 160, 1024].map(replicas), [None, None, Some(3), Some(2), Some(16)]);
         // A prime number of ranks leaves each rank all of the model.
         assert_eq!((evening_replicas(7, 3), evening_replicas(7, 0)), (Some(7), None));
+    }
+
+    #[test]
+    fn a_mixture_is_compared_with_ranks_that_share_its_experts() {
+        let meshes = |sets: &[&str]| -> Result<Vec<(&'static str, usize, usize)>, PlanError> {
+            let own =
+                ["model.family=mixtral", "experts.count=12", "experts.ffn_dim=64", "train.batch_size=24"];
+            let all: Vec<&str> = own.iter().chain(sets).copied().collect();
+            let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &all).expect("a run file");
+            let rank = Rank::first_of(24);
+            let resolved = plan_alone(&parsed, Target::Cuda, rank)?.resolved;
+            let device = Device::model("h100").expect("it is in the table");
+            let modes = modes(&resolved, rank, &device)?;
+            let modes = modes.iter().map(|of| Mode::from_candidate(of, &device));
+            Ok(modes.map(|mode| (mode.name(), mode.replicas, mode.expert)).collect())
+        };
+        let names = ["none", "optimizer", "gradients", "weights"];
+        let with = |expert: usize| {
+            let of_nodes = [("gradients", 3, expert), ("weights", 3, expert)];
+            names.map(|name| (name, 1, expert)).into_iter().chain(of_nodes)
+        };
+        // 8 does not divide 12 experts.
+        let expected: Vec<_> = [1, 2, 4].into_iter().flat_map(with).collect();
+        assert_eq!(meshes(&[]).expect("modes"), expected);
+        // 3 ranks that share experts are no part of the 8 ranks of a node.
+        let mut of_three = expected.clone();
+        let at = of_three.iter().position(|(.., expert)| *expert == 4).expect("a mode");
+        of_three.splice(at..at, names.map(|name| (name, 1, 3)));
+        assert_eq!(meshes(&["parallel.expert=3"]).expect("modes"), of_three);
+        let error = meshes(&["parallel.expert=5"]).expect_err("5 does not divide 24");
+        assert!(error.to_string().ends_with("the nearest value that does is 4"), "{error}");
     }
 
     #[test]

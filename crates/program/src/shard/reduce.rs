@@ -132,10 +132,13 @@ fn defer_wgrad(program: &mut Program) -> Option<usize> {
 /// For each instance, the parameters whose gradients are complete after it.
 fn reductions(program: &Program) -> Vec<Vec<usize>> {
     let mut after = vec![Vec::new(); program.instances.len()];
+    let mut last_write: HashMap<ValueId, usize> = HashMap::new();
+    for (n, instance) in program.instances.iter().enumerate() {
+        last_write.extend(instance.outputs.iter().map(|output| (output.value, n)));
+    }
     for (p, parameter) in program.parameters.iter().enumerate() {
-        let writes = |i: &Instance| i.outputs.iter().any(|o| Some(o.value) == parameter.gradient);
-        if let Some(last) = program.instances.iter().rposition(writes) {
-            after[last].push(p);
+        if let Some(last) = parameter.gradient.and_then(|gradient| last_write.get(&gradient)) {
+            after[*last].push(p);
         }
     }
     after

@@ -143,9 +143,10 @@ pub struct TaskMetrics {
 
 /// Figures of the experts in one reported optimizer step of a mixture-of-experts model.
 ///
-/// The load of an expert is the number of tokens that the router sent to it in the step. `blocks`, `max_load`
-/// and `min_tokens` have one value for each block with experts, in the order of the blocks. Values that may
-/// be NaN or infinite (balance, z_loss, max_load) are reported unchanged in every format.
+/// The load of an expert is the number of tokens that the router sent to it in the step, and the load of a rank
+/// that of its experts. `blocks`, `max_load`, `min_tokens` and `rank_load` have one value for each block with
+/// experts, in the order of the blocks. Values that may be NaN or infinite (balance, z_loss, max_load,
+/// rank_load) are reported unchanged in every format.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExpertMetrics {
     /// Number of attempted steps, this one included.
@@ -162,12 +163,24 @@ pub struct ExpertMetrics {
     pub max_load: Vec<f64>,
     /// Load of the block's least used expert, in tokens.
     pub min_tokens: Vec<u64>,
+    /// Largest load of a rank over the mean load of the ranks that share the block's experts; 0 if no expert
+    /// has a token. Empty if every rank has all experts.
+    pub rank_load: Vec<f64>,
 }
 
 impl ExpertMetrics {
     /// The highest `max_load`, and the number of its block; the first of equals, NaN above all.
     pub fn worst_load(&self) -> Option<(f64, u64)> {
-        let loads = self.max_load.iter().copied().zip(self.blocks.iter().copied());
+        self.worst_of(&self.max_load)
+    }
+
+    /// The highest `rank_load`, and the number of its block, as [`ExpertMetrics::worst_load`].
+    pub fn worst_rank_load(&self) -> Option<(f64, u64)> {
+        self.worst_of(&self.rank_load)
+    }
+
+    fn worst_of(&self, loads: &[f64]) -> Option<(f64, u64)> {
+        let loads = loads.iter().copied().zip(self.blocks.iter().copied());
         loads.rev().max_by(|a, b| a.0.total_cmp(&b.0))
     }
 

@@ -98,6 +98,9 @@ fn expert_figures(m: &ExpertMetrics) -> String {
     if let Some((load, block)) = m.worst_load() {
         text += &format!("  largest load {load:.2} x mean (block {block})");
     }
+    if let Some((load, block)) = m.worst_rank_load() {
+        text += &format!("  of a rank {load:.2} x mean (block {block})");
+    }
     if let Some(tokens) = m.least_tokens() {
         text += &format!("  least used {} tokens", format::count(tokens as f64));
     }

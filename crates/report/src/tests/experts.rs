@@ -17,6 +17,7 @@ fn experts(step: u64, blocks: u64) -> ExpertMetrics {
         blocks: (0..blocks).collect(),
         max_load: (0..blocks).map(load).collect(),
         min_tokens: (0..blocks).map(|block| 40 + block).collect(),
+        rank_load: Vec::new(),
     }
 }
 
@@ -56,6 +57,22 @@ fn a_run_with_experts_has_their_curves_and_a_map_by_block() {
         assert!(page.text.contains(expected), "{expected} in {}", page.text);
     }
     assert_eq!(cells(&page), 3 * 20);
+}
+
+#[test]
+fn ranks_that_share_experts_have_a_curve_of_their_largest_load() {
+    let mut run = mixture(20, 3);
+    let page = document(std::slice::from_ref(&run));
+    assert!(!page.text.contains("of a rank"), "{}", page.text);
+    for record in &mut run.records {
+        if let Event::Experts(m) = &mut record.event {
+            m.rank_load = vec![1.125, 1.0 + m.step as f64 / 100.0, 1.0];
+        }
+    }
+    let page = document(&[run]);
+    for expected in ["Largest loadof a rank", "times the mean load of the ranks", "worst block 1.200"] {
+        assert!(page.text.contains(expected), "{expected} in {}", page.text);
+    }
 }
 
 #[test]

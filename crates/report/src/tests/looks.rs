@@ -21,7 +21,8 @@ fn pages() -> Vec<String> {
     for step in 1..=200 {
         let (balance, z_loss, blocks) = (2.0, 4.0, vec![0, 1]);
         let (max_load, min_tokens) = (vec![1.5, 1.0 + 1.0 / step as f64], vec![41, 50]);
-        let experts = ExpertMetrics { step, balance, z_loss, blocks, max_load, min_tokens };
+        let rank_load = max_load.clone();
+        let experts = ExpertMetrics { step, balance, z_loss, blocks, max_load, min_tokens, rank_load };
         first.records.push(record(experts));
     }
     first.summary.unigram_entropy = Some(5.0);

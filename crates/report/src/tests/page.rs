@@ -358,7 +358,16 @@ fn event() -> impl Strategy<Value = Event> {
             }
             8 => {
                 let (blocks, max_load, min_tokens) = (vec![n, 3], vec![a, b], vec![step, n]);
-                ExpertMetrics { step, balance: b, z_loss: c, blocks, max_load, min_tokens }.into()
+                ExpertMetrics {
+                    step,
+                    balance: b,
+                    z_loss: c,
+                    blocks,
+                    max_load,
+                    min_tokens,
+                    rank_load: Vec::new(),
+                }
+                .into()
             }
             9 => TaskMetrics {
                 step: step % 200,

@@ -169,10 +169,8 @@ impl Learner {
     /// # Errors
     /// Too little memory for the program. The state is that before the step.
     pub fn grow(&mut self, overflow: Overflow) -> Result<Option<Capacity>, LearnError> {
-        let copies = self.spec.batch.tokens() * overflow.top_k;
         let mut spec = self.spec.clone();
-        spec.capacity = Some(Capacity::with_reserve(overflow.needed, copies));
-        spec.capacity = spec.capacity.filter(|_| spec.room().is_some());
+        spec.grow(overflow.needed, overflow.top_k);
         let is_reference = self.current != self.train;
         let LoadedStep { train, reference, static_casts, room } =
             LoadedStep::load(&mut self.weights, programs::training(&spec)?, &spec)?;

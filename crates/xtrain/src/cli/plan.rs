@@ -1,11 +1,12 @@
 //! The options of `xtrain plan`.
 
 use super::options::{Processes, RunFile};
-use super::values::{bandwidth, bounded};
+use super::values::{bandwidth, bounded, named};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use std::path::PathBuf;
 use xtrain_config::Size;
+use xtrain_lab::bench::Routing;
 use xtrain_planner::estimate::RANKS_PER_NODE;
 use xtrain_step::passes::PIPELINE;
 
@@ -16,6 +17,7 @@ use xtrain_step::passes::PIPELINE;
   xtrain plan models/Llama-3-8B --device-model h100
   xtrain plan run.toml --set train.device=cuda --memory 80GiB
   xtrain plan run.toml --gpus 8 --device-model h100 --set parallel.shard=optimizer
+  xtrain plan run.toml --gpus 8 --device-model h100 --set parallel.expert=4 --routing zipf
   xtrain plan examples/llama3_70b.toml --gpus 64 --link 25GB/s --device-model h100 --svg lanes.svg
   xtrain plan run.toml --set train.recompute=block --dump")]
 #[command(mut_arg("file", |file| file.help("A run file (TOML; docs/configuration.md lists its keys), a Hugging Face folder or a config.json")))]
@@ -47,12 +49,19 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", requires = "gpus", conflicts_with = "ranks", default_value_t = RANKS_PER_NODE,
         value_parser = bounded(1..=1024))]
     pub(crate) gpus_per_node: usize,
+    /// Also show what imbalance of ranks that share experts costs, by a fixed routing of tokens to experts: as
+    /// many to each, or by Zipf's law (shares of 1, 1/2, 1/3, .., at most all tokens)
+    #[arg(long, conflicts_with_all = ["dump", "dump_after"], value_parser = named(&Routing::ALL, Routing::name))]
+    pub(crate) routing: Option<Routing>,
     /// Also draw when kernels and collectives of a step run, to this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["dump", "dump_after"])]
     pub(crate) svg: Option<PathBuf>,
     /// Also print workspaces that do not add to the peak of memory
     #[arg(long)]
     pub(crate) all: bool,
+    /// Print one line of JSON
+    #[arg(long, conflicts_with_all = ["dump", "dump_after"])]
+    pub(crate) json: bool,
     /// Print the step program, one line for each op
     #[arg(long)]
     pub(crate) dump: bool,

@@ -2,14 +2,17 @@
 
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
-use crate::plan_table::{self, Advised, Answer, Tables};
+use crate::plan_table::{self, Advised, Answer, ModeRow, Tables};
 use crate::terminal;
 use std::path::Path;
 use xtrain_config::Device::Auto;
 use xtrain_config::{Config, ConfigErrors, Override, ParallelConfig, Parsed};
 use xtrain_planner::advice::Planner;
+use xtrain_planner::describe::warn_of_distant_experts;
 use xtrain_planner::estimate::Device;
 use xtrain_planner::planned::Planned;
+use xtrain_planner::routed::RoutedStep;
+use xtrain_planner::row_room::RowRoom;
 use xtrain_planner::{choose, fp8_skip};
 use xtrain_rank::Rank;
 use xtrain_report::lanes::write_lanes;
@@ -72,13 +75,28 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             sets.iter().cloned().chain(settings.iter().cloned().map(Override::Set)).collect();
         Ok(plan_for(&load(&args.run.file, &changed, ranks)?, target, Rank::first_of(ranks))?)
     };
+    let routing = args.routing.map(|routing| routing.of_model(&planned.spec)).transpose()?;
+    if routing.is_some() && device.is_none() {
+        return Err(no_device("--routing compares times"));
+    }
     let advised = match &device {
         Some(device) => {
             let (room, owner) = room.map_or((None, String::new()), |(room, owner)| (Some(room), owner));
             let planner = Planner { device, processor: processor.as_ref(), room, replan: &replan };
             let advice = planner.advise(&planned)?;
             let time = advice.shown().time(device)?;
-            Some(Advised { advice, device, owner, time })
+            let modes = ModeRow::all(&advice, routing, device)?;
+            let shown = &advice.shown().planned;
+            let step = routing.map(|routing| RoutedStep::estimate(shown, routing, device)).transpose()?;
+            let routed = args.routing.zip(step.flatten());
+            let largest_room = match &advice.fit {
+                Some(fit) => {
+                    let needed = advice.shown().needed_bytes;
+                    RowRoom::largest(&shown.spec, needed, fit.room.available_bytes, device)?
+                }
+                None => None,
+            };
+            Some(Advised { advice, device, owner, time, modes, largest_room, routed })
         }
         None => None,
     };
@@ -89,11 +107,12 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     };
     let timeline = shown.map(|shown| shown.timeline.clone());
     let planned = shown.map_or(planned, |shown| shown.planned.clone());
+    if let Some(device) = &device {
+        warn_of_distant_experts(&planned.spec, &device.network);
+    }
     if let Some(path) = &args.svg {
         let (Some(device), Some(timeline)) = (&device, &timeline) else {
-            return Err(Failure::user(
-                "--svg draws times, and there is no device to estimate them for; name one, as in --device-model h100",
-            ));
+            return Err(no_device("--svg draws times"));
         };
         let ranks = planned.rank.world_size;
         let title = format!("{}: a step on {ranks} x {}", planned.spec.model, device.name);
@@ -103,7 +122,18 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let refusal = processor.as_ref().and_then(|processor| processor.check(recipe).err());
     let answer = Answer { refusal, advised, is_of_a_file: !is_a_model(&args.run.file) };
     let tables = Tables { program: &program, reference: reference.as_ref(), target, threads, all: args.all };
-    terminal::print(&plan_table::text(&planned, &answer, &tables)).map(|_| ())
+    match args.json {
+        true => terminal::print_json(&plan_table::json(&planned, &answer, &tables)),
+        false => terminal::print(&plan_table::text(&planned, &answer, &tables)),
+    }
+    .map(|_| ())
+}
+
+/// The error of an option that needs times.
+fn no_device(needs: &str) -> Failure {
+    Failure::user(format!(
+        "{needs}, and there is no device to estimate them for; name one, as in --device-model h100"
+    ))
 }
 
 /// Prints the program of the step as it is configured.

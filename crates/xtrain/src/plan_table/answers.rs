@@ -1,13 +1,18 @@
 //! The answers of a plan, which come before its tables: whether the run fits, what to run instead or faster,
 //! how long it takes, and how large it is.
 
+use super::ranks::ModeRow;
 use super::{line, scientific};
 use xtrain_config::Balance;
+use xtrain_lab::bench::Routing;
 use xtrain_planner::advice::{Advice, Proposal};
 use xtrain_planner::estimate::{Device, RunTime, low_mfu};
 use xtrain_planner::fit::{Fit, Verdict, on_gpus, save_bytes};
 use xtrain_planner::planned::Planned;
+use xtrain_planner::routed::RoutedStep;
+use xtrain_planner::row_room::{RowRoom, every_factor};
 use xtrain_planner::shard_table::Candidate;
+use xtrain_planner::tunable::CAPACITY;
 use xtrain_report::metrics::format;
 use xtrain_step::engine::Target;
 use xtrain_step::error::LearnError;
@@ -32,6 +37,13 @@ pub(crate) struct Advised<'a> {
     pub(crate) owner: String,
     /// The time of the run whose figures are shown.
     pub(crate) time: RunTime,
+    /// The modes of several ranks.
+    pub(crate) modes: Vec<ModeRow>,
+    /// The largest room for rows of experts with which the shown step fits, if ranks share experts and their
+    /// memory is known.
+    pub(crate) largest_room: Option<RowRoom>,
+    /// A routing, and the shown step with it.
+    pub(crate) routed: Option<(Routing, RoutedStep)>,
 }
 
 /// The lines that say whether it fits, what to run, how long it takes, and how large it is.
@@ -53,6 +65,7 @@ pub(super) fn text(planned: &Planned, answer: &Answer<'_>) -> String {
     let (parameters, embedding) = (format::grouped(parameters), format::grouped(embedding));
     out.push_str(&line("parameters", &format!("{parameters}{active} ({embedding} in the embedding)")));
     out.push_str(&experts(planned));
+    out.push_str(&row_room(planned, answer.advised.as_ref()));
     if let Some(why) = &planned.vocabulary_bound {
         let size = format::grouped(m.vocab_size as u64);
         out.push_str(&line("vocabulary", &format!("at most {size}: {why}")));
@@ -65,7 +78,7 @@ pub(super) fn text(planned: &Planned, answer: &Answer<'_>) -> String {
 }
 
 /// The lines that a device is needed for.
-fn of_device(Advised { advice, device, owner, time }: &Advised<'_>) -> String {
+fn of_device(Advised { advice, device, owner, time, .. }: &Advised<'_>) -> String {
     let mut out = String::new();
     if let Some(of) = &advice.fit {
         out.push_str(&fit(of, owner, advice.given(), device.target, advice.proposal.as_ref()));
@@ -175,7 +188,7 @@ fn experts(planned: &Planned) -> String {
     let (spec, config) = (&planned.spec, &planned.resolved.config.experts);
     let all = || spec.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
     let Some(experts) = all().next() else { return String::new() };
-    let (tokens, chosen) = (spec.batch.tokens(), experts.router.top_k);
+    let (tokens, chosen, ranks) = (spec.batch.tokens(), experts.router.top_k, spec.expert_ranks());
     let rows = tokens * chosen;
     let balance = match config.balance {
         Some(Balance::Loss) => format!("loss, weight {}", config.balance_loss.unwrap_or_default()),
@@ -186,16 +199,50 @@ fn experts(planned: &Planned) -> String {
         format!(", and a shared expert of width {}", format::grouped(shared.width as u64))
     });
     let text = format!(
-        "{chosen} of {} experts per token, in {} of {} blocks{shared}; {} rows allocated for the {} token copies of a micro-batch; \
+        "{chosen} of {} experts per token, in {} of {} blocks{shared}; {} rows allocated for the {} token copies of {}; \
          balance: {balance}; router z-loss {}",
         experts.count,
         all().count(),
         spec.model.layers.len(),
-        format::grouped(experts.dispatch(tokens).capacity(rows) as u64),
-        format::grouped(rows as u64),
+        format::grouped(experts.ragged_rows(tokens, ranks) as u64),
+        format::grouped((ranks.count * rows) as u64),
+        match ranks.count {
+            1 => "a micro-batch".to_owned(),
+            count => format!(
+                "the micro-batches of {count} ranks, each of which has {} experts",
+                experts.count / count
+            ),
+        },
         config.z_loss.unwrap_or_default()
     );
     line("experts", &text)
+}
+
+/// The room for rows of experts on ranks that share them; no line if each rank has all.
+fn row_room(planned: &Planned, advised: Option<&Advised<'_>>) -> String {
+    let room = RowRoom::from_spec(&planned.spec).zip(every_factor(&planned.spec));
+    let Some((room, every)) = room else { return String::new() };
+    let is_chosen = planned.chosen.iter().any(|field| field.key == CAPACITY.field.key);
+    let text = match (room, advised.and_then(|advised| advised.largest_room)) {
+        (RowRoom::EveryRouting, largest) => format!(
+            "for every routing, {every:.2} times the rows of equal loads{}",
+            match largest {
+                Some(RowRoom::Capacity(most)) => format!("; experts.capacity = {most} fits"),
+                _ => String::new(),
+            }
+        ),
+        (RowRoom::Capacity(factor), largest) => format!(
+            "experts.capacity = {factor} {}, a multiple of the rows of equal loads; {}a step with more rows is repeated with more room",
+            if is_chosen { "as chosen" } else { "as configured" },
+            match largest {
+                Some(RowRoom::Capacity(most)) =>
+                    format!("up to {most} fits, and every routing needs {every:.2}; "),
+                Some(RowRoom::EveryRouting) => format!("every routing needs {every:.2}, which fits; "),
+                None => format!("every routing needs {every:.2}; "),
+            }
+        ),
+    };
+    line("room for rows", &text)
 }
 
 /// The length of the run.

@@ -2,8 +2,14 @@
 //! modes of `parallel.shard` beside each other, and how evenly ranks share the state.
 
 use super::{Advised, line};
-use xtrain_model::EXPERTS;
-use xtrain_planner::estimate::Timeline;
+use serde::Serialize;
+use xtrain_lab::bench::Routing;
+use xtrain_model::{EXPERTS, FixedRouting};
+use xtrain_planner::advice::Advice;
+use xtrain_planner::error::PlanError;
+use xtrain_planner::estimate::{Device, PayloadTime, Timeline};
+use xtrain_planner::routed::RoutedStep;
+use xtrain_planner::row_room::RowRoom;
 use xtrain_planner::shard_table::{Candidate, Mode, evening_replicas};
 use xtrain_planner::tunable::MICRO_BATCH_SIZE;
 use xtrain_program::{Program, Role, Stage, StateKind};
@@ -26,24 +32,19 @@ pub(super) fn text(
         return String::new();
     }
     let mut out = String::from("\n");
-    if let Some(Advised { advice, device, .. }) = advised {
+    if let Some(Advised { advice, device, routed, .. }) = advised {
         let (network, timeline) = (&device.network, &advice.shown().timeline);
         out.push_str(&line("ranks", &format!("{ranks}; {}", network.describe(ranks))));
         out.push_str(&lanes(timeline));
+        out.push_str(&by_payload(timeline, program));
         out.push_str(&experts(timeline, program));
+        out.push_str(&routed.map_or(String::new(), |routed| routing(spec, &routed, timeline)));
         out.push('\n');
     }
     out.push_str(&sent(ranks, program, micro_steps));
-    if let Some(Advised { advice, device, .. }) = advised {
+    if let Some(Advised { modes, .. }) = advised {
         out.push('\n');
-        let available = advice.fit.as_ref().map(|fit| fit.room.available_bytes);
-        let row = |of: &&Candidate| ModeRow {
-            mode: Mode::from_candidate(of, device),
-            is_given: std::ptr::eq(*of, advice.given()),
-            is_proposed: advice.proposed().is_some_and(|proposed| std::ptr::eq(*of, proposed)),
-        };
-        let rows: Vec<ModeRow> = advice.modes().iter().map(row).collect();
-        out.push_str(&beside_each_other(&rows, micro_steps, available));
+        out.push_str(&beside_each_other(modes, micro_steps));
     }
     let Ok(layout) = Layout::from_spec(spec) else { return out };
     let shards = spec.parallel.shards();
@@ -92,6 +93,19 @@ fn lanes(timeline: &Timeline) -> String {
     out
 }
 
+/// The time of communication by what it carries.
+fn by_payload(timeline: &Timeline, program: &Program) -> String {
+    let of = |of: &PayloadTime| {
+        let [all, exposed] = [of.seconds, of.exposed_seconds].map(format::seconds);
+        format!("{} {all}, {exposed} exposed", of.payload)
+    };
+    let all = timeline.by_payload(program);
+    if all.is_empty() {
+        return String::new();
+    }
+    line("by contents", &all.iter().map(of).collect::<Vec<_>>().join("; "))
+}
+
 /// The time of gathering experts' weights while the forward and the backward run; no line without any.
 fn experts(timeline: &Timeline, program: &Program) -> String {
     let is_one = |instance: usize| {
@@ -120,26 +134,83 @@ fn sent(ranks: usize, program: &Program, micro_steps: usize) -> String {
     out + &format!("{name:<44}{:>18}\n", format::grouped(total))
 }
 
+/// The rows of experts on the ranks that share them, and the time of a step, with a fixed routing.
+fn routing(spec: &TrainingSpec, (routing, step): &(Routing, RoutedStep), timeline: &Timeline) -> String {
+    let RoutedStep { most_rows, mean_rows, allocated_rows, grown_to, seconds } = *step;
+    let time = format::seconds(seconds);
+    let [rows, room] = [most_rows, allocated_rows].map(|rows| format::grouped(rows as u64));
+    let text = match spec.parallel.expert {
+        1 => format!("each rank has all experts, so all have equally many rows; a step takes {time}"),
+        _ => format!(
+            "the rank with the most tokens has {}, {:.2} times the mean{}; a step takes {time}, {:.2} times that of equal loads",
+            match grown_to {
+                None => format!("{rows} of its {room} rows filled"),
+                Some(_) => format!("{rows} rows and room for {room}"),
+            },
+            most_rows as f64 / mean_rows.max(1) as f64,
+            match grown_to {
+                None => String::new(),
+                Some(RowRoom::EveryRouting) =>
+                    ", so steps are repeated with room for every routing".to_owned(),
+                Some(RowRoom::Capacity(factor)) => {
+                    format!(", so steps are repeated with experts.capacity = {factor}")
+                }
+            },
+            seconds / timeline.seconds()
+        ),
+    };
+    line(&format!("routing {}", routing.name()), &text)
+}
+
 /// A row of the table of modes.
-struct ModeRow {
+#[derive(Serialize)]
+pub(crate) struct ModeRow {
+    #[serde(flatten)]
     mode: Mode,
     /// True for the configured step.
     is_given: bool,
     /// True for the proposed one.
     is_proposed: bool,
+    /// True if a rank has the memory for it; `None` if that is unknown.
+    fits: Option<bool>,
 }
 
-/// The modes, and which to use if a rank has so many bytes `available`.
-fn beside_each_other(rows: &[ModeRow], micro_steps: usize, available: Option<u64>) -> String {
+impl ModeRow {
+    /// The modes of `advice`, with the time of a step that has the routing, if one is given.
+    pub(crate) fn all(
+        advice: &Advice,
+        routing: Option<FixedRouting>,
+        device: &Device,
+    ) -> Result<Vec<ModeRow>, PlanError> {
+        let available = advice.fit.as_ref().map(|fit| fit.room.available_bytes);
+        let row = |of: &Candidate| {
+            let mode = Mode::from_candidate(of, device);
+            Ok(ModeRow {
+                fits: available.map(|available| mode.needed_bytes <= available),
+                mode: match routing {
+                    Some(routing) => mode.routed(of, routing, device)?,
+                    None => mode,
+                },
+                is_given: std::ptr::eq(of, advice.given()),
+                is_proposed: advice.proposed().is_some_and(|proposed| std::ptr::eq(of, proposed)),
+            })
+        };
+        advice.modes().into_iter().map(row).collect()
+    }
+}
+
+/// The modes, and which to use.
+fn beside_each_other(rows: &[ModeRow], micro_steps: usize) -> String {
     // Some may have larger micro-batches.
     let usual = rows.iter().map(|row| row.mode.micro_batch_size).min();
     let others = |mode: &Mode| -> Vec<String> {
         let name = MICRO_BATCH_SIZE.field.name();
         let is_chosen = mode.chosen.as_ref().is_some_and(|chosen| chosen.contains(name));
         let is_larger = !is_chosen && usual.is_some_and(|usual| mode.micro_batch_size > usual);
+        let expert = (mode.expert > 1).then(|| format!("expert={}", mode.expert));
         let replicas = (mode.replicas > 1).then(|| format!("replicas={}", mode.replicas));
         let micro_batch = is_larger.then(|| format!("{name}={}", mode.micro_batch_size));
-        replicas.into_iter().chain(micro_batch).collect()
+        expert.into_iter().chain(replicas).chain(micro_batch).collect()
     };
     let of_row = |mode: &Mode| {
         let names = std::iter::once(mode.name().to_owned()).chain(others(mode));
@@ -148,44 +219,53 @@ fn beside_each_other(rows: &[ModeRow], micro_steps: usize, available: Option<u64
     let width = rows.iter().map(|row| of_row(&row.mode).len()).max().unwrap_or(0).max(16) + 2;
     let each = if micro_steps > 1 { "sent a micro-step" } else { "" };
     let once = if micro_steps > 1 { "once a step" } else { "sent a step" };
+    let is_routed = rows.iter().any(|row| row.mode.routed_seconds.is_some());
+    let routed = |text: String| if is_routed { format!("{text:>12}") } else { String::new() };
     let mut out = format!(
-        "{:<width$}{:>12}{each:>20}{once:>14}{:>12}{:>12}{:>8}\n",
-        "parallel.shard", "memory", "step", "exposed", "MFU"
+        "{:<width$}{:>12}{each:>20}{once:>14}{:>12}{}{:>12}{:>8}\n",
+        "parallel.shard",
+        "memory",
+        "step",
+        routed("routed".to_owned()),
+        "exposed",
+        "MFU"
     );
-    let available = available.unwrap_or(u64::MAX);
-    for ModeRow { mode, is_given, is_proposed } in rows {
+    for ModeRow { mode, is_given, is_proposed, fits } in rows {
         let each = if micro_steps > 1 { format::bytes(mode.micro_step_bytes) } else { String::new() };
         let mfu = mode.mfu.map_or(String::new(), |mfu| format::percent(mfu, 1));
-        let fits = mode.needed_bytes <= available;
-        let notes = [(*is_given, "as configured"), (*is_proposed, "proposed"), (!fits, "does not fit")];
+        let notes = [
+            (*is_given, "as configured"),
+            (*is_proposed, "proposed"),
+            (*fits == Some(false), "does not fit"),
+        ];
         let notes = notes.into_iter().filter(|(holds, _)| *holds).map(|(_, note)| note.to_owned());
         let notes: Vec<String> = notes.chain(mode.chosen.clone()).collect();
         out.push_str(&format!(
-            "{:<width$}{:>12}{each:>20}{:>14}{:>12}{:>12}{mfu:>8}  {}\n",
+            "{:<width$}{:>12}{each:>20}{:>14}{:>12}{}{:>12}{mfu:>8}  {}\n",
             of_row(mode),
             format::gib(mode.needed_bytes),
             format::bytes(mode.once_bytes),
             format::seconds(mode.seconds),
+            routed(mode.routed_seconds.map_or(String::new(), format::seconds)),
             format::seconds(mode.exposed_seconds),
             notes.join("; ")
         ));
     }
-    let fits = if available == u64::MAX { "" } else { " that fits" };
+    let that_fits = if rows.iter().all(|row| row.fits.is_none()) { "" } else { " that fits" };
     let quoted = |mode: &Mode| {
         let others = others(mode);
         let with = if others.is_empty() { String::new() } else { format!(" with {}", others.join(", ")) };
         format!("parallel.shard = \"{}\"{with}", mode.name())
     };
-    let given = rows.iter().find(|row| row.is_given).map(|row| &row.mode);
-    let given = given.filter(|given| given.needed_bytes <= available);
+    let given = rows.iter().find(|row| row.is_given && row.fits != Some(false)).map(|row| &row.mode);
     out + &match (rows.iter().find(|row| row.is_proposed), given) {
         (Some(ModeRow { mode, .. }), Some(given)) => {
             let faster = format::faster(given.seconds, mode.seconds, "configured");
-            format!("the fastest{fits} is {}, {faster}\n", quoted(mode))
+            format!("the fastest{that_fits} is {}, {faster}\n", quoted(mode))
         }
-        (Some(ModeRow { mode, .. }), None) => format!("the fastest{fits} is {}\n", quoted(mode)),
+        (Some(ModeRow { mode, .. }), None) => format!("the fastest{that_fits} is {}\n", quoted(mode)),
         (None, Some(given)) => {
-            format!("no mode{fits} is much faster than {}, as configured\n", quoted(given))
+            format!("no mode{that_fits} is much faster than {}, as configured\n", quoted(given))
         }
         (None, None) => "no mode fits\n".to_owned(),
     }
@@ -253,16 +333,24 @@ mod tests {
         let mode = |shard, needed_bytes, seconds| Mode {
             shard,
             replicas: 1,
+            expert: 1,
             micro_batch_size: 1,
             needed_bytes,
             micro_step_bytes: 1 << 20,
             once_bytes: 1 << 30,
             seconds,
             exposed_seconds: 0.001,
+            routed_seconds: None,
             mfu: Some(0.5),
             chosen: Some("recompute=none".into()),
         };
-        let row = |mode, is_given, is_proposed| ModeRow { mode, is_given, is_proposed };
+        let row = |mode, is_given, is_proposed| ModeRow { mode, is_given, is_proposed, fits: None };
+        // With so many bytes available.
+        let beside_each_other = |rows: &[ModeRow], micro_steps, available: Option<u64>| {
+            let fits = |row: &ModeRow| available.map(|available| row.mode.needed_bytes <= available);
+            let of_room = |row: &ModeRow| ModeRow { fits: fits(row), mode: row.mode.clone(), ..*row };
+            beside_each_other(&rows.iter().map(of_room).collect::<Vec<_>>(), micro_steps)
+        };
         use xtrain_program::Shard;
         let three = |proposed: usize| {
             vec![
@@ -288,6 +376,26 @@ mod tests {
         assert!(lines[4].starts_with("weights, replicas=2, micro_batch_size=2   "), "{found}");
         let best = "the fastest is parallel.shard = \"weights\" with replicas=2, micro_batch_size=2, 3.0 times as fast as configured";
         assert_eq!(lines[5], best);
+        // One with ranks that share experts, and times with a routing.
+        let of_experts = Mode { expert: 4, ..mode(Shard::Weights, 1 << 30, 0.5) };
+        let mut rows = three(9);
+        rows.push(row(of_experts, false, true));
+        rows.iter_mut().for_each(|row| row.mode.routed_seconds = Some(2.0 * row.mode.seconds));
+        let found = beside_each_other(&rows, 1, None);
+        let lines: Vec<&str> = found.lines().collect();
+        let columns: Vec<&str> = lines[0].split_whitespace().collect();
+        assert_eq!(
+            columns,
+            ["parallel.shard", "memory", "sent", "a", "step", "step", "routed", "exposed", "MFU"]
+        );
+        assert!(
+            lines[4].starts_with("weights, expert=4   ") && lines[4].contains("  500 ms      1.00 s"),
+            "{found}"
+        );
+        assert!(
+            lines[5].starts_with("the fastest is parallel.shard = \"weights\" with expert=4, 3.0 times"),
+            "{found}"
+        );
         let found = beside_each_other(&three(0), 1, None);
         assert!(found.lines().next().is_some_and(|head| !head.contains("micro-step")), "{found}");
         assert!(

@@ -63,22 +63,158 @@ fn a_plan_of_ranks_tells_how_long_experts_are_gathered() {
     assert!(!gathers(plan("--set parallel.shard=weights")));
 }
 
+/// Numbers with commas in a text.
+fn numbers(text: &str) -> Vec<u64> {
+    let words = text.split(|c: char| !c.is_ascii_digit() && c != ',');
+    words.filter_map(|word| word.trim_matches(',').replace(',', "").parse().ok()).collect()
+}
+
+/// The first line of a text that begins so.
+fn line<'a>(text: &'a str, begin: &str) -> &'a str {
+    text.lines().find(|line| line.starts_with(begin)).unwrap_or_else(|| panic!("no {begin}: {text}"))
+}
+
+/// Micro-batches of one sequence of 128 tokens on each of four ranks.
+const SHARED: &str = "--gpus 4 --device-model h100 --set data.seq_len=128 --set train.recompute=none";
+
+#[test]
+fn a_plan_of_ranks_that_share_experts_counts_theirs_and_the_bytes_of_tokens() {
+    let place = Place::new();
+    let plan = |options: &str| {
+        let plan = format!("plan run.toml {MIXTURE} {SHARED} --set train.device=cuda {options}");
+        place.run(&plan).succeeds().stdout
+    };
+    let whole = plan("");
+    let text = plan("--set parallel.expert=4");
+    // Two blocks have four experts of 3 x 12 x 16 numbers each.
+    let parameters = numbers(line(&text, "parameters "))[0];
+    for (text, held) in [(&whole, parameters), (&text, parameters - 3 * 2 * 3 * 12 * 16)] {
+        for name in ["masters ", "first moments ", "second moments "] {
+            assert_eq!(numbers(line(text, name))[0], 4 * held, "{name} {text}");
+        }
+    }
+    // Each rank sends 128 tokens of 16 numbers in bf16, and ids and gates of two experts of each, to three
+    // others, from two blocks; then gradients.
+    let of_tokens = 2 * 3 * 128;
+    for (collective, bytes) in [("all_gather", 2 * 16 + 8 + 8 + 2 * 16), ("all_to_all", 2 * 16 + 2 * 16 + 8)]
+    {
+        let sent = line(&text, &format!("tokens, {collective}"));
+        assert_eq!(numbers(sent), [of_tokens * bytes, 1], "{text}");
+        assert!(!whole.contains("tokens, all"), "{whole}");
+    }
+    assert_message("plan, experts that ranks share", line(&text, "experts ").to_owned());
+    assert!(line(&text, "by contents ").contains("tokens "), "{text}");
+    // The table compares all numbers of ranks that share them.
+    for text in [&whole, &text] {
+        for row in ["none ", "none, expert=2 ", "weights, expert=4 "] {
+            line(text, row);
+        }
+    }
+    assert!(!plan("--set parallel.replicas=2").contains("expert=4"), "a replica has two ranks");
+    let dense = place.run(&format!("plan run.toml {SHARED}")).succeeds().stdout;
+    assert!(!dense.contains("expert="), "{dense}");
+}
+
+#[test]
+fn experts_of_several_nodes_are_warned_of() {
+    let place = Place::new();
+    let plan = |options: &str| {
+        place
+            .run(&format!("plan run.toml {MIXTURE} {SHARED} --set parallel.expert=4 {options}"))
+            .succeeds()
+            .stderr
+    };
+    assert!(!plan("").contains("on several nodes"));
+    assert_message("plan, experts on several nodes", plan("--gpus-per-node 2").trim_end().to_owned());
+}
+
+#[test]
+fn a_plan_tells_what_an_uneven_routing_costs() {
+    let place = Place::new();
+    let plan = |options: &str| place.run(&format!("plan run.toml {SHARED} {options}"));
+    let text = plan(&format!("{MIXTURE} --set parallel.expert=4 --routing zipf")).succeeds().stdout;
+    // The first of four experts gets 12 of 25 of the copies of 4 x 128 tokens, two of each.
+    let routed = line(&text, "routing zipf ");
+    assert!(routed.contains(" has 492 of its 512 rows filled, 1.92 times the mean; "), "{routed}");
+    let columns: Vec<&str> = line(&text, "parallel.shard ").split_whitespace().collect();
+    assert!(columns.contains(&"routed"), "{text}");
+    let text = plan(&format!("{MIXTURE} --routing zipf")).succeeds().stdout;
+    assert!(line(&text, "routing zipf ").contains("each rank has all experts"), "{text}");
+    plan("--routing zipf").refuses(&["the model has no experts"]);
+    place
+        .run(&format!("plan run.toml {MIXTURE} --gpus 4 --set train.device=cuda --routing zipf"))
+        .refuses(&["--routing compares times", "--device-model"]);
+}
+
+#[test]
+fn a_plan_as_json_has_the_figures_of_its_tables() {
+    let place = Place::new();
+    let plan = |options: &str| {
+        let plan = format!("plan run.toml {MIXTURE} {SHARED} --set parallel.expert=2 {options}");
+        place.run(&plan).succeeds().stdout
+    };
+    let (text, json) = (plan(""), plan("--json --routing zipf"));
+    let plan: Value = serde_json::from_str(&json).unwrap_or_else(|e| panic!("{e}: {json}"));
+    for row in plan["memory"].as_array().expect("rows") {
+        let (purpose, bytes) = (row["purpose"].as_str().expect("a name"), row["bytes"].as_u64());
+        if !purpose.starts_with("saved by") {
+            let line = line(&text, &format!("{purpose:<44}"));
+            assert_eq!(Some(numbers(&line[44..])[0]), bytes, "{row}");
+        }
+    }
+    let rows = plan["memory"].as_array().expect("rows").iter();
+    assert_eq!(rows.filter_map(|row| row["bytes"].as_u64()).sum::<u64>(), plan["plan_bytes"]);
+    for sent in plan["sent"].as_array().expect("rows") {
+        let name = format!("{}, {} ", sent["contents"], sent["collective"]).replace('"', "");
+        let found = numbers(line(&text, &name));
+        assert_eq!([Some(found[0]), Some(found[1])], [&sent["bytes"], &sent["times"]].map(Value::as_u64));
+    }
+    let device = &plan["device"];
+    let contents = |of: &Value| of["contents"].as_str().map(str::to_owned).expect("a name");
+    let communication = device["communication"].as_array().expect("rows");
+    assert!(communication.iter().map(contents).any(|contents| contents == "tokens"), "{plan}");
+    let sum = |key: &str| communication.iter().filter_map(|of| of[key].as_f64()).sum::<f64>();
+    for (key, total) in [("seconds", "communication_seconds"), ("exposed_seconds", "exposed_seconds")] {
+        let total = device[total].as_f64().expect("seconds");
+        assert!((sum(key) - total).abs() <= 1e-9 * total, "{plan}");
+    }
+    let modes = device["modes"].as_array().expect("rows");
+    assert!(modes.iter().filter(|mode| mode["is_given"] == true).all(|mode| mode["expert"] == 2), "{plan}");
+    assert!(modes.iter().all(|mode| mode["routed_seconds"].is_f64()), "{plan}");
+    assert_eq!(
+        [&plan["experts"]["of_a_rank"], &device["routed"]["routing"]],
+        [&Value::from(2), &Value::from("zipf")]
+    );
+    place.run("plan run.toml --json --dump").refuses(&["--dump"]);
+}
+
+#[test]
+fn ranks_that_share_experts_report_the_largest_load_of_a_rank() {
+    let place = Place::new();
+    let shared = format!("{MIXTURE} --ranks 4 --set parallel.expert=4 --set train.steps=3");
+    place.train("out", &shared);
+    let records = place.records("out", "experts");
+    assert_eq!(records.len(), 3);
+    for record in &records {
+        // Each rank has one expert.
+        assert_eq!(record["rank_load"], record["max_load"], "{record}");
+    }
+    place.train("two", &shared.replace("expert=4", "expert=2"));
+    for record in place.records("two", "experts") {
+        let of = |key: &str| record[key][0].as_f64().expect("a load");
+        assert!((1.0..=2.0).contains(&of("rank_load")) && of("rank_load") <= of("max_load"), "{record}");
+    }
+}
+
 #[test]
 fn a_plan_counts_the_parameters_of_a_token() {
     let place = Place::new();
     let plan = place.run(&format!("plan run.toml {MIXTURE}")).succeeds().stdout;
     // Two blocks have four experts of 3 x 12 x 16 numbers each, of which a token passes through two.
-    let line = plan.lines().find(|line| line.starts_with("parameters")).expect("a line").to_owned();
-    let numbers: Vec<usize> = line
-        .split(|c: char| !c.is_ascii_digit() && c != ',')
-        .filter_map(|word| word.trim_matches(',').replace(',', "").parse().ok())
-        .collect();
-    assert_eq!(numbers[0] - numbers[1], 2 * 2 * 3 * 12 * 16, "{line}");
+    let found = numbers(line(&plan, "parameters "));
+    assert_eq!(found[0] - found[1], 2 * 2 * 3 * 12 * 16, "{found:?}");
     // Two copies of 4 x 16 tokens.
-    let experts = |plan: &str| {
-        let line = plan.lines().find(|line| line.starts_with("experts ")).map(str::to_owned);
-        line.unwrap_or_else(|| panic!("no experts: {plan}"))
-    };
+    let experts = |plan: &str| line(plan, "experts ").to_owned();
     assert_message("plan, experts", experts(&plan));
     let dots = "--set model.family=dots1 --set experts.count=4 --set experts.ffn_dim=12 --set experts.shared_ffn_dim=24 \
          --set experts.dense_blocks=[0] --set experts.z_loss=0.25";

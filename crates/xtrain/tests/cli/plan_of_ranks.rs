@@ -156,7 +156,8 @@ fn json(place: &Place, arguments: &str) -> Value {
 #[test]
 fn one_of_several_ranks_is_measured_on_one_device() {
     let place = Place::new();
-    let quick = "--warmup 0 --repeats 1 --steps 2 --set train.device=cpu --set train.micro_batch_size=1";
+    let sets = "--set train.device=cpu --set train.micro_batch_size=1";
+    let quick = &format!("--warmup 0 --repeats 1 --steps 2 {sets}");
     for shard in ["none", "weights"] {
         let run = format!("step run.toml --rank-of 4 --set parallel.shard={shard} {quick}");
         let speed = json(&place, &run);
@@ -168,6 +169,27 @@ fn one_of_several_ranks_is_measured_on_one_device() {
         let slow = json(&place, &format!("{run} --stretch --gpus-per-node 1 --link 1MB/s"));
         assert!(slow["seconds"].as_f64() > speed["seconds"].as_f64(), "{slow} {speed}");
     }
+    // With a part of the experts, of which the first rank has most tokens by Zipf's law.
+    let mixture = "--set model.family=mixtral --set experts.count=4 --set experts.ffn_dim=12 --routing zipf";
+    for shard in ["none", "weights"] {
+        let options = format!("--set parallel.expert=4 --set parallel.shard={shard} {mixture}");
+        let speed = json(&place, &format!("step run.toml --rank-of 4 {quick} {options}"));
+        let rank = &speed["rank"];
+        assert_eq!(rank["plan_bytes"], speed["planned_bytes"], "{speed}");
+        assert_eq!(rank["sent_bytes"], rank["plan_sent_bytes"], "{speed}");
+        assert!(speed["loss"].as_f64().is_some_and(|loss| loss > 1.0), "{speed}");
+        let plan = place.run(&format!("plan run.toml --json --ranks 4 {sets} {options}")).succeeds().stdout;
+        let plan: Value = serde_json::from_str(&plan).unwrap_or_else(|error| panic!("{error}: {plan}"));
+        assert_eq!(plan["sent_bytes"], rank["sent_bytes"], "{plan}");
+        // Beside the step, the device holds the program that fills the copies of masters, with a few counters.
+        let [planned, held] = [&plan, rank].map(|of| of["plan_bytes"].as_u64().expect("bytes"));
+        assert!((planned..planned + 1024).contains(&held), "{planned} {held}");
+    }
+    // A routing that does not fit is no step to measure. Tokens of a small batch always fit.
+    let long = "--set data.seq_len=128 --set parallel.expert=4 --set experts.capacity=1.0";
+    place
+        .run(&format!("bench step run.toml --rank-of 4 {quick} {mixture} {long}"))
+        .refuses(&["the experts of block 0 need ", "experts.capacity"]);
     let table = place.run(&format!("bench step run.toml --rank-of 4 {quick}")).succeeds().stdout;
     for row in ["\nrank ", "\nstep by the plan ", "\nallocated memory ", "\nsent a step "] {
         assert!(table.contains(row), "{table}");

@@ -100,6 +100,8 @@ pub fn encode(record: &Record) -> String {
             line.blocks = Some(m.blocks.clone());
             line.max_load = Some(m.max_load.iter().map(|&load| Some(Num(load))).collect());
             line.min_tokens = Some(m.min_tokens.clone());
+            let of_ranks = m.rank_load.iter().map(|&load| Some(Num(load))).collect();
+            line.rank_load = Some(of_ranks).filter(|_| !m.rank_load.is_empty());
         }
         Event::Warning(w) => {
             line.kind = "warning".into();
@@ -197,7 +199,11 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             let blocks = required("blocks", line.blocks.take())?;
             let max_load = required("max_load", line.max_load.take())?;
             let min_tokens = required("min_tokens", line.min_tokens.take())?;
-            for (name, values) in [("max_load", max_load.len()), ("min_tokens", min_tokens.len())] {
+            let rank_load = line.rank_load.take();
+            let of_ranks = rank_load.as_ref().map_or(blocks.len(), Vec::len);
+            let lengths =
+                [("max_load", max_load.len()), ("min_tokens", min_tokens.len()), ("rank_load", of_ranks)];
+            for (name, values) in lengths {
                 if values != blocks.len() {
                     return Err(format!("`{name}` has {values} values for {} blocks", blocks.len()));
                 }
@@ -207,6 +213,7 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
                 balance: line.number("balance", line.balance)?,
                 z_loss: line.number("z_loss", line.z_loss)?,
                 max_load: line.numbers("max_load", &max_load)?,
+                rank_load: line.numbers("rank_load", &rank_load.unwrap_or_default())?,
                 blocks,
                 min_tokens,
             })
@@ -249,6 +256,7 @@ line! {
     trained_tokens_per_second: Num, trained_share: Num, padding_share: Num,
     tokens: u64, epoch: Num, step_ms: Num, skipped: u64, saturated: u64, seconds_left: Num,
     balance: Num, z_loss: Num, blocks: Vec<u64>, max_load: Vec<Option<Num>>, min_tokens: Vec<u64>,
+    rank_load: Vec<Option<Num>>,
     before: Recipe, now: Recipe,
     task: String, metric: String, value: Num, low: Num, high: Num, rows: u64, chance: Num,
     source: String, path: String, prompt: String, text: String, chat: bool,
@@ -284,14 +292,14 @@ impl Line {
             ("high", self.high),
             ("chance", self.chance),
         ];
-        let loads = self.max_load.iter().flatten().enumerate();
-        let named = numbers
-            .into_iter()
-            .map(|(name, number)| (name.to_owned(), number))
-            .chain(loads.map(|(n, &load)| (element("max_load", n), load)))
-            .filter_map(|(name, number)| {
-                Some((name, number.filter(|number| !number.0.is_finite())?.0.to_string()))
-            });
+        let lists = [("max_load", &self.max_load), ("rank_load", &self.rank_load)];
+        let loads = lists.into_iter().flat_map(|(name, loads)| {
+            loads.iter().flatten().enumerate().map(move |(n, &load)| (element(name, n), load))
+        });
+        let named =
+            numbers.into_iter().map(|(name, number)| (name.to_owned(), number)).chain(loads).filter_map(
+                |(name, number)| Some((name, number.filter(|number| !number.0.is_finite())?.0.to_string())),
+            );
         self.nonfinite = Some(named.collect::<BTreeMap<_, _>>()).filter(|names| !names.is_empty());
     }
 

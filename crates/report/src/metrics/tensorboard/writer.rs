@@ -149,6 +149,7 @@ fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
         Event::Experts(m) => {
             let mut scalars = vec![("experts/balance", m.balance), ("experts/z_loss", m.z_loss)];
             scalars.extend(m.worst_load().map(|(load, _)| ("experts/max_load", load)));
+            scalars.extend(m.worst_rank_load().map(|(load, _)| ("experts/rank_load", load)));
             scalars.extend(m.least_tokens().map(|tokens| ("experts/min_tokens", tokens as f64)));
             scalars
         }

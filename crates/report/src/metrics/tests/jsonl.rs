@@ -64,6 +64,14 @@ fn a_line_of_experts_has_a_value_for_each_block() {
     let Ok(Record { event: Event::Experts(back), .. }) = decode(line.as_bytes()) else { panic!("{line}") };
     assert!(back.z_loss.is_nan() && back.max_load[2].is_nan());
     assert_eq!((back.max_load[..2].to_vec(), back.min_tokens), (odd.max_load[..2].to_vec(), odd.min_tokens));
+    // Of ranks that share them.
+    let shared = ExpertMetrics { rank_load: vec![1.0, 1.5, f64::INFINITY], ..experts(9) };
+    let line = encode(&Record { time: 2.0, event: shared.clone().into() });
+    let expected = r#""rank_load":[1.0,1.5,null],"nonfinite":{"rank_load[2]":"inf"}}"#;
+    assert!(line.ends_with(expected), "{line}");
+    assert_eq!(decode(line.as_bytes()), Ok(Record { time: 2.0, event: shared.into() }));
+    let damaged = line.replacen("[1.0,1.5,null]", "[1.0]", 1);
+    assert_eq!(decode(damaged.as_bytes()), Err("`rank_load` has 1 values for 3 blocks".to_owned()));
 }
 
 #[test]
@@ -266,17 +274,22 @@ proptest! {
     fn any_figures_of_experts_come_back(
         balance in any_number(),
         loads in prop::collection::vec((any::<u64>(), any_number(), any::<u64>()), 0..5),
+        is_shared in any::<bool>(),
     ) {
         let blocks = loads.iter().map(|load| load.0).collect();
         let max_load: Vec<f64> = loads.iter().map(|load| load.1).collect();
         let min_tokens = loads.iter().map(|load| load.2).collect();
-        let written = ExpertMetrics { step: 1, balance, z_loss: balance, blocks, max_load, min_tokens };
+        let rank_load = if is_shared { max_load.clone() } else { Vec::new() };
+        let written =
+            ExpertMetrics { step: 1, balance, z_loss: balance, blocks, max_load, min_tokens, rank_load };
         let line = encode(&Record { time: 1.0, event: written.clone().into() });
         let Ok(Record { event: Event::Experts(read), .. }) = decode(line.as_bytes()) else { panic!("{line}") };
         prop_assert!(same(read.balance, balance) && same(read.z_loss, balance), "{}", line);
         prop_assert!(read.max_load.iter().zip(&written.max_load).all(|(&a, &b)| same(a, b)), "{}", line);
         prop_assert_eq!((read.blocks, read.max_load.len()), (written.blocks, loads.len()));
         prop_assert_eq!(read.min_tokens, written.min_tokens);
+        prop_assert_eq!(read.rank_load.len(), written.rank_load.len());
+        prop_assert!(read.rank_load.iter().zip(&written.rank_load).all(|(&a, &b)| same(a, b)), "{}", line);
     }
 }
 

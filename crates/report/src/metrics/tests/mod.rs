@@ -39,6 +39,7 @@ fn experts(step: u64) -> ExpertMetrics {
         blocks: vec![1, 2, 3],
         max_load: vec![1.2, 1.25, 1.32],
         min_tokens: vec![41, 1_234, 50],
+        rank_load: Vec::new(),
     }
 }
 

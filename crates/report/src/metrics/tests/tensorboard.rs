@@ -99,8 +99,12 @@ fn experts_have_scalars_of_the_worst_block_and_the_least_used_expert() {
         ("experts/max_load", 1.32),
         ("experts/min_tokens", 41.0),
     ];
+    let shared = ExpertMetrics { rank_load: vec![1.0, 1.5, 1.25], ..experts(8) };
+    writer.write(&Record { time: TIME, event: shared.into() }).unwrap();
+    let of_ranks = [&figures[..3], &[("experts/rank_load", 1.5)], &figures[3..]].concat();
     let bytes = fs::read(writer.path()).unwrap();
-    assert_eq!(payloads(&bytes)[1..], [proto::scalars(TIME, 7, &figures)]);
+    let expected = [proto::scalars(TIME, 7, &figures), proto::scalars(TIME, 8, &of_ranks)];
+    assert_eq!(payloads(&bytes)[1..], expected);
 }
 
 #[test]

@@ -52,6 +52,15 @@ fn step_lines_of_one_run_align() {
 }
 
 #[test]
+fn a_line_of_experts_that_ranks_share_has_their_largest_load() {
+    let shared = ExpertMetrics { rank_load: vec![1.5, 1.0, 1.25], ..experts(4) };
+    assert_eq!(
+        line(&shared.into(), Some(2000)),
+        "experts    4/2000  balance 2.031  z 4.12  largest load 1.32 x mean (block 3)  of a rank 1.50 x mean (block 1)  least used 41 tokens"
+    );
+}
+
+#[test]
 fn other_events_are_one_line_each() {
     let lines: Vec<_> = records().iter().skip(2).map(|record| line(&record.event, Some(2000))).collect();
     assert_eq!(

@@ -416,13 +416,13 @@ impl Experts {
         self.share().dispatch_own(tokens, ranks)
     }
 
-    /// Rows that belong to tokens on the rank with the most by a fixed routing, if each of `ranks` has so many
-    /// tokens.
+    /// Rows that belong to tokens on the rank with the most by a fixed routing, if each of `ranks` has so
+    /// many tokens.
     pub fn most_rows(&self, tokens: usize, ranks: ExpertRanks, routing: FixedRouting) -> usize {
         self.share().most_rows(tokens, ranks.count, routing)
     }
 
-    /// Rows that the experts of the rank with the most take by a fixed routing, those between experts included,
+    /// Rows that the experts of the rank with the most take by a fixed routing, with those between experts,
     /// if each of `ranks` has so many tokens.
     pub fn needed_rows(&self, tokens: usize, ranks: ExpertRanks, routing: FixedRouting) -> usize {
         let DispatchOwn { experts, align, by_source, .. } = self.dispatch_own(tokens, ranks);

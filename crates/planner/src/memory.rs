@@ -31,8 +31,8 @@ pub fn needed_bytes(
     Ok(plan.saturating_add(work).saturating_add(aside) as u64 + beside)
 }
 
-/// Bytes of the masters, the moments, the gradients and the copies of matrices that this rank of `spec` has at
-/// least: a lower bound of what its step needs, without its program.
+/// Bytes of the masters, the moments, the gradients and the copies of matrices that this rank of `spec` has
+/// at least: a lower bound of what its step needs, without its program.
 pub(crate) fn least_state_bytes(spec: &TrainingSpec) -> Result<u64, LearnError> {
     let layout = Layout::from_spec(spec)?;
     let Optimizer::AdamW(AdamWSpec { moments, .. }) = spec.optimizer;
@@ -133,12 +133,15 @@ mod tests {
             let program = programs::training(&spec).expect("a program");
             let counts = |kind: StateKind| match kind {
                 StateKind::Master | StateKind::Moment1 | StateKind::Moment2 | StateKind::Compute => true,
+                // Whole gradients, or the sums of a rank's rows.
+                StateKind::Gradient => !spec.parallel.cuts_gradients(),
                 _ => false,
             };
             let of_state =
                 |storage: &Storage| matches!(storage, Storage::State { kind, .. } if counts(*kind));
             let state = program.ids().filter(|&id| of_state(&program.value(id).storage));
-            let sums = program.parameters.iter().filter_map(|parameter| parameter.gradient);
+            let sums = program.parameters.iter().filter(|_| spec.parallel.cuts_gradients());
+            let sums = sums.filter_map(|parameter| parameter.gradient);
             let held: usize = state.chain(sums).map(|id| program.ty(id).bytes()).sum();
             let least = least_state_bytes(&spec).expect("a bound") as f64 / held as f64;
             assert!((0.98..=1.0).contains(&least), "{sets:?}: {least} of {held} bytes");

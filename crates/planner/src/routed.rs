@@ -95,11 +95,8 @@ mod tests {
             assert!(skewed.most_rows <= skewed.allocated_rows && skewed.grown_to.is_none());
             let small = of(&[&set, "experts.capacity=1.0"], 1.0).1.expect("experts");
             assert_eq!(small.most_rows, skewed.most_rows, "{expert}");
-            // Zeros are written for fewer rows.
-            assert!(
-                (0.9..=1.0).contains(&(small.seconds / skewed.seconds)),
-                "{expert}: {small:?} {skewed:?}"
-            );
+            // Other zeros are written between rows.
+            assert!((0.9..1.1).contains(&(small.seconds / skewed.seconds)), "{expert}: {small:?} {skewed:?}");
             // With a quarter more.
             let grown = skewed.most_rows as f64 / skewed.mean_rows as f64 * 1.25;
             match small.grown_to {

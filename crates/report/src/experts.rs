@@ -41,7 +41,7 @@ fn charts(all: &Views<'_>, view: &View<'_>) -> Vec<Chart> {
     let mut loads = curve("worst block", 0, |m| m.worst_load);
     // Without its single reports, which lie among those of the worst block.
     loads.extend(curve("mean block", 1, |m| m.mean_load).pop());
-    let of_ranks = curve("worst block", 0, |m| m.rank_load);
+    let of_ranks = curve("worst block", 0, |m| m.rank_load.unwrap_or(f64::NAN));
     let (balance, z_loss) =
         (curve("balance loss", 0, |m| m.balance), curve("router z-loss", 0, |m| m.z_loss));
     let equal = [(0.0, LOADS[0])];

@@ -51,15 +51,15 @@ pub(super) struct ExpertFigures {
     pub(super) worst_load: f64,
     /// The same, as the mean over blocks.
     pub(super) mean_load: f64,
-    /// Largest load of a rank over the mean load, of the worst block; NaN if every rank has all experts.
-    pub(super) rank_load: f64,
+    /// Largest load of a rank over the mean load, of the worst block; `None` if every rank has all experts.
+    pub(super) rank_load: Option<f64>,
 }
 
 impl From<&ExpertMetrics> for ExpertFigures {
     fn from(m: &ExpertMetrics) -> Self {
         let (step, balance, z_loss) = (m.step, m.balance, m.z_loss);
         let worst_load = m.worst_load().map_or(f64::NAN, |(load, _)| load);
-        let rank_load = m.worst_rank_load().map_or(f64::NAN, |(load, _)| load);
+        let rank_load = m.worst_rank_load().map(|(load, _)| load);
         ExpertFigures { step, balance, z_loss, worst_load, mean_load: m.mean_load(), rank_load }
     }
 }
@@ -75,7 +75,10 @@ impl History {
     pub(super) fn record_thinned(&mut self, record: &Record) {
         self.record(record);
         thin(&mut self.steps, &[|m| -m.loss, |m| m.loss, |m| m.grad_norm]);
-        thin(&mut self.experts, &[|m| m.worst_load, |m| m.balance, |m| m.z_loss, |m| m.rank_load]);
+        thin(
+            &mut self.experts,
+            &[|m| m.worst_load, |m| m.balance, |m| m.z_loss, |m| m.rank_load.unwrap_or(f64::NAN)],
+        );
     }
 
     fn record(&mut self, record: &Record) {

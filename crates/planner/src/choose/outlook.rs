@@ -1,10 +1,9 @@
 //! Predictions of the memory and the time of a deep model's step, from steps of fewer of its blocks.
 //!
-//! Both rise almost linearly with the number of equal blocks, and planning a step of few blocks takes a small
-//! part of the time. A prediction only spares the plan of a step where the answer is clear: whatever is within
-//! [`MARGIN`] of a limit is planned, and so is a step for which three numbers of blocks are not on a line.
+//! Both rise almost linearly with the number of equal blocks, and planning a step of few blocks takes little
+//! time. A prediction only spares the plan of a step where the answer is clear: whatever is within [`MARGIN`]
+//! of a limit is planned, and so is a step for which three numbers of blocks are not on a line.
 
-use xtrain_program::Recompute;
 use xtrain_step::error::LearnError;
 use xtrain_step::training_spec::TrainingSpec;
 
@@ -37,8 +36,8 @@ impl Prediction {
     }
 }
 
-/// The prediction for `spec`, in which `plan` returns the bytes and seconds of a step; `None` for a model
-/// with few equal blocks, or with blocks that are computed in different ways.
+/// The prediction for `spec`, all blocks of which have one policy; `plan` returns the bytes and seconds of a
+/// step. `None` for a model with few equal blocks, or with FP8 in some of them alone.
 pub(super) fn predict(
     spec: &TrainingSpec,
     plan: impl Fn(&TrainingSpec) -> Result<Prediction, LearnError>,
@@ -46,11 +45,10 @@ pub(super) fn predict(
     let layers = &spec.model.layers;
     let Some(last) = layers.last() else { return Ok(None) };
     let before = layers.iter().rposition(|layer| layer != last).map_or(0, |block| block + 1);
-    let in_all = spec.recompute == Recompute::None || spec.recompute_blocks.is_none();
     let of_fp8 = &spec.fp8;
     let alike = of_fp8.skip.is_empty() && of_fp8.bf16_first_layers + of_fp8.bf16_last_layers == 0;
     let equal = layers.len() - before;
-    if equal < DEEP || !in_all || !alike {
+    if equal < DEEP || !alike {
         return Ok(None);
     }
     let fewest = SHALLOW + equal % 2;
@@ -104,8 +102,6 @@ mod tests {
             }
             let shallow = TrainingSpec { model: spec.model.truncated(40), ..spec.clone() };
             assert_eq!(predict(&shallow, plan).expect("plans"), None);
-            let of_some = TrainingSpec { recompute_blocks: Some(3), ..spec };
-            assert_eq!(predict(&of_some, plan).expect("plans").is_none(), recompute != "none");
         }
     }
 

@@ -375,8 +375,8 @@ impl<'a> Search<'a> {
         Ok(if but_one.bytes < all.bytes { but_one } else { all })
     }
 
-    /// A lower bound of the time with another chunk than that of `usual`, which recomputes `usual`'s blocks but
-    /// for those that the memory of a smaller chunk makes room for; 0 if it may recompute otherwise.
+    /// A lower bound of the time with another chunk than that of `usual`: all blocks recompute but those that
+    /// the memory of a smaller chunk has room for. 0 if it may recompute otherwise.
     fn least_seconds(&mut self, usual: &Estimate, chunk: Settings) -> Result<f64, LearnError> {
         let Settings { recompute, blocks, .. } = usual.settings;
         let saving = self.saving_everything(usual.settings);
@@ -399,11 +399,14 @@ impl<'a> Search<'a> {
         if let Some((_, known)) = self.predicted.iter().find(|(of, _)| *of == settings) {
             return Ok(*known);
         }
-        let predicted = predict(&self.step.with(settings), |spec| {
+        // All blocks must have one policy.
+        let in_all = settings.recompute == Recompute::None || settings.blocks.is_none();
+        let plan = |spec: &TrainingSpec| {
             let program = programs::training(spec)?;
             let bytes = needed_bytes(spec, &program, self.device.target, self.device.threads)?;
             Ok(Prediction { bytes: bytes as f64, seconds: self.step_seconds(spec, &program) })
-        })?;
+        };
+        let predicted = if in_all { predict(&self.step.with(settings), plan)? } else { None };
         self.predicted.push((settings, predicted));
         Ok(predicted)
     }

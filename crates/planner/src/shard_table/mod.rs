@@ -1,5 +1,5 @@
-//! The modes of `parallel.shard`, and for a mixture of `parallel.expert`, for a run, beside each other: what a
-//! rank needs and sends, and the time of a step.
+//! The modes of `parallel.shard`, and for a mixture of `parallel.expert`, beside each other: what a rank of a
+//! run needs and sends, and the time of a step.
 
 mod candidate;
 #[cfg(test)]
@@ -137,8 +137,8 @@ fn may_fit(spec: &TrainingSpec, device: &Device) -> Result<bool, PlanError> {
     Ok(least_state_bytes(spec)? <= device.usable_bytes.unwrap_or(u64::MAX))
 }
 
-/// All modes of the run `resolved` on `device`, in which open settings are chosen as the run would; those that
-/// the run cannot have are left out. For a mixture also those with other numbers of ranks that share its
+/// All modes of the run `resolved` on `device`, in which open settings are chosen as the run would; those
+/// that the run cannot have are left out. For a mixture also those with other numbers of ranks that share its
 /// experts, as far as a rank has room for its state.
 ///
 /// # Errors

@@ -143,9 +143,9 @@ pub struct TaskMetrics {
 
 /// Figures of the experts in one reported optimizer step of a mixture-of-experts model.
 ///
-/// The load of an expert is the number of tokens that the router sent to it in the step, and the load of a rank
-/// that of its experts. `blocks`, `max_load`, `min_tokens` and `rank_load` have one value for each block with
-/// experts, in the order of the blocks. Values that may be NaN or infinite (balance, z_loss, max_load,
+/// The load of an expert is the number of tokens that the router sent to it in the step, and the load of a
+/// rank that of its experts. `blocks`, `max_load`, `min_tokens` and `rank_load` have one value for each block
+/// with experts, in the order of the blocks. Values that may be NaN or infinite (balance, z_loss, max_load,
 /// rank_load) are reported unchanged in every format.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExpertMetrics {
@@ -169,6 +169,13 @@ pub struct ExpertMetrics {
 }
 
 impl ExpertMetrics {
+    /// The largest sum of so many equal parts of `loads`, of neighbours, over the mean of these sums.
+    pub fn largest_part(loads: &[f32], parts: usize) -> f64 {
+        let sum = |of: &[f32]| of.iter().map(|&load| f64::from(load)).sum::<f64>();
+        let most = loads.chunks(loads.len().div_ceil(parts).max(1)).map(sum).fold(0.0, f64::max);
+        most * parts as f64 / sum(loads).max(1.0)
+    }
+
     /// The highest `max_load`, and the number of its block; the first of equals, NaN above all.
     pub fn worst_load(&self) -> Option<(f64, u64)> {
         self.worst_of(&self.max_load)

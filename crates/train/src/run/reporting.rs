@@ -236,25 +236,18 @@ impl Run {
         let mean = |of: fn(&ExpertSums) -> f32| {
             all.iter().map(|sums| f64::from(of(sums))).sum::<f64>() / all.len() as f64
         };
-        // The largest load of so many neighbouring experts over the mean.
-        let most = |experts: usize| {
-            move |sums: &ExpertSums| {
-                let load = |own: &[f32]| own.iter().map(|&tokens| f64::from(tokens)).sum::<f64>();
-                let parts = || sums.tokens.chunks(experts).map(load);
-                parts().fold(0.0, f64::max) * parts().len() as f64 / load(&sums.tokens).max(1.0)
-            }
-        };
         let ranks = self.learner.spec().parallel.expert;
         let of_ranks = all.iter().filter(|_| ranks > 1);
+        let of_experts = |sums: &ExpertSums| ExpertMetrics::largest_part(&sums.tokens, sums.tokens.len());
         let least = |sums: &ExpertSums| sums.tokens.iter().copied().fold(f32::INFINITY, f32::min) as u64;
         Some(ExpertMetrics {
             step: finished.step,
             balance: mean(|sums| sums.balance),
             z_loss: mean(|sums| sums.z_loss),
             blocks: blocks.map(|(block, _)| block as u64).collect(),
-            max_load: all.iter().map(most(1)).collect(),
+            max_load: all.iter().map(of_experts).collect(),
             min_tokens: all.iter().map(least).collect(),
-            rank_load: of_ranks.map(|sums| most(sums.tokens.len() / ranks)(sums)).collect(),
+            rank_load: of_ranks.map(|sums| ExpertMetrics::largest_part(&sums.tokens, ranks)).collect(),
         })
     }
 

@@ -49,8 +49,8 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", requires = "gpus", conflicts_with = "ranks", default_value_t = RANKS_PER_NODE,
         value_parser = bounded(1..=1024))]
     pub(crate) gpus_per_node: usize,
-    /// Also show what imbalance of ranks that share experts costs, by a fixed routing of tokens to experts: as
-    /// many to each, or by Zipf's law (shares of 1, 1/2, 1/3, .., at most all tokens)
+    /// Also show what imbalance of ranks that share experts costs, by a fixed routing of tokens to experts:
+    /// as many to each, or by Zipf's law (shares of 1, 1/2, 1/3, .., at most all tokens)
     #[arg(long, conflicts_with_all = ["dump", "dump_after"], value_parser = named(&Routing::ALL, Routing::name))]
     pub(crate) routing: Option<Routing>,
     /// Also draw when kernels and collectives of a step run, to this file

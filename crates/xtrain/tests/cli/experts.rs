@@ -135,11 +135,11 @@ fn a_plan_tells_what_an_uneven_routing_costs() {
     let text = plan(&format!("{MIXTURE} --set parallel.expert=4 --routing zipf")).succeeds().stdout;
     // The first of four experts gets 12 of 25 of the copies of 4 x 128 tokens, two of each.
     let routed = line(&text, "routing zipf ");
-    assert!(routed.contains(" has 492 of its 512 rows filled, 1.92 times the mean; "), "{routed}");
+    assert!(routed.contains(" 492 of its 512 rows ") && routed.contains(" 1.92 times "), "{routed}");
     let columns: Vec<&str> = line(&text, "parallel.shard ").split_whitespace().collect();
     assert!(columns.contains(&"routed"), "{text}");
     let text = plan(&format!("{MIXTURE} --routing zipf")).succeeds().stdout;
-    assert!(line(&text, "routing zipf ").contains("each rank has all experts"), "{text}");
+    assert!(line(&text, "routing zipf ").contains("rank has all experts"), "{text}");
     plan("--routing zipf").refuses(&["the model has no experts"]);
     place
         .run(&format!("plan run.toml {MIXTURE} --gpus 4 --set train.device=cuda --routing zipf"))

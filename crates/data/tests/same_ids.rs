@@ -1,6 +1,8 @@
 //! Ids agree with the `tokenizers` crate, with ids stored from the Python libraries, and between a document
 //! and its pieces.
 
+#[path = "same_ids/added.rs"]
+mod added;
 #[path = "common/vocabularies.rs"]
 mod vocabularies;
 
@@ -158,159 +160,6 @@ fn encode_cut(tokenizer: &Tokenizer, text: &str, step: usize) -> Vec<u32> {
     ids
 }
 
-/// Names of added tokens, in composed and decomposed form.
-const NAMES: [&str; 12] = [
-    "ti\u{1ebf}ng",
-    "tie\u{302}\u{301}ng",
-    "the",
-    "cat",
-    "<x>",
-    "  ",
-    " a",
-    "\n",
-    "x\ny",
-    "İ",
-    "e\u{301}",
-    "<mask>",
-];
-
-/// Added tokens of different names, with all combinations of flags.
-fn added_tokens() -> impl Strategy<Value = Vec<Value>> {
-    let flags = prop::collection::vec(prop::array::uniform5(any::<bool>()), 4);
-    (prop::sample::subsequence(&NAMES[..], 1..5), flags).prop_map(|(names, flags)| {
-        names
-            .into_iter()
-            .zip(flags)
-            .map(|(content, [lstrip, rstrip, single_word, normalized, special])| {
-                json!({
-                    "id": 0, "content": content, "lstrip": lstrip, "rstrip": rstrip, "single_word": single_word,
-                    "normalized": normalized, "special": special && content.len() % 3 == 0,
-                })
-            })
-            .collect()
-    })
-}
-
-/// Text in which such tokens occur, alone, in words and beside white space.
-fn text_with_names() -> impl Strategy<Value = String> {
-    let part = prop_oneof![
-        4 => prop::sample::select(&NAMES[..]).prop_map(str::to_owned),
-        4 => Just(" ".to_owned()),
-        2 => Just("\n".to_owned()),
-        3 => prop::sample::select(vec!["a", "word", "é", "i", "中", "1", ".", "\u{301}", "<", "  ", "THE"]).prop_map(str::to_owned),
-    ];
-    prop::collection::vec(part, 0..24).prop_map(|parts| parts.concat())
-}
-
-/// Forms of vocabularies to which tokens are added.
-fn forms() -> Vec<Value> {
-    let qwen = saved_json(&trained());
-    let with_normalizer = |json: &Value, normalizer: Value| {
-        let mut json = json.clone();
-        json["normalizer"] = normalizer;
-        json
-    };
-    let nfc = json!({"type": "NFC"});
-    let mut gpt2 = with_normalizer(&qwen, nfc.clone());
-    gpt2["pre_tokenizer"] =
-        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let llama2 = spaced();
-    let mut metaspace = with_normalizer(&llama2, Value::Null);
-    metaspace["pre_tokenizer"] =
-        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false});
-    let mut always = metaspace.clone();
-    always["pre_tokenizer"] =
-        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
-    let lower = json!({"type": "Sequence", "normalizers": [{"type": "NFD"}, {"type": "Lowercase"}]});
-    vec![with_normalizer(&qwen, nfc), qwen, gpt2, llama2, metaspace, always, with_normalizer(&o200k(), lower)]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
-
-    #[test]
-    fn added_tokens_are_those_of_the_tokenizers_crate_in_documents_and_their_pieces(
-        form in 0_usize..7,
-        added in added_tokens(),
-        texts in prop::collection::vec(text_with_names(), 30),
-    ) {
-        thread_local!(static FORMS: Vec<Value> = forms());
-        let mut json = FORMS.with(|forms| forms[form].clone());
-        json["added_tokens"].as_array_mut().unwrap().extend(added);
-        let Some(tokenizer) = try_load(&json) else { return Err(TestCaseError::reject("two tokens with one id")) };
-        let mut reference = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
-        reference.set_encode_special_tokens(true);
-        for text in texts {
-            // The crate panics where a token that strips white space meets another one.
-            let encode = || reference.encode_fast(text.as_str(), false).unwrap().get_ids().to_vec();
-            match std::panic::catch_unwind(std::panic::AssertUnwindSafe(encode)) {
-                Err(_) => prop_assert!(tokenizer.encode(&text).is_err()),
-                Ok(expected) => {
-                    prop_assert_eq!(&tokenizer.encode(&text).unwrap(), &expected, "{:?}", text);
-                    prop_assert_eq!(encode_cut(&tokenizer, &text, 1), expected, "{:?} in pieces", text);
-                }
-            }
-        }
-    }
-}
-
-/// Post-processors, which change the places of tokens.
-fn post_processors() -> Vec<Value> {
-    let bytes = |prefix: bool, trim: bool| json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": trim, "use_regex": true});
-    let template = json!({
-        "type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {},
-    });
-    let sequence = |processors: [&Value; 2]| json!({"type": "Sequence", "processors": processors});
-    vec![
-        sequence([&bytes(false, true), &template]),
-        sequence([&bytes(false, true), &bytes(true, true)]),
-        Value::Null,
-        bytes(false, true),
-        bytes(true, true),
-        bytes(true, false),
-        template,
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
-
-    #[test]
-    fn places_of_tokens_are_those_of_the_tokenizers_crate(
-        form in 0_usize..8,
-        processor in 0_usize..7,
-        added in added_tokens(),
-        has_flags in prop::bool::weighted(0.2),
-        texts in prop::collection::vec(prop_oneof![text_with_names(), tricky_text()], 30),
-    ) {
-        thread_local!(static FORMS: Vec<Value> = [vec![without_bytes(&saved_json(&trained()))], forms()].concat());
-        let mut json = FORMS.with(|forms| forms[form].clone());
-        json["post_processor"] = post_processors()[processor].clone();
-        for mut token in added {
-            for flag in ["lstrip", "rstrip", "single_word"] {
-                token[flag] = json!(has_flags && token[flag] == true);
-            }
-            json["added_tokens"].as_array_mut().unwrap().push(token);
-        }
-        let Some(tokenizer) = try_load(&json) else { return Err(TestCaseError::reject("two tokens with one id")) };
-        let reference = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
-        for text in texts {
-            let encode = || reference.encode_char_offsets(text.as_str(), false).unwrap();
-            match std::panic::catch_unwind(std::panic::AssertUnwindSafe(encode)) {
-                Err(_) => prop_assert!(Encode::encode(&tokenizer, &text, false, true).is_err(), "{:?}", text),
-                Ok(expected) => {
-                    let tokens = Encode::encode(&tokenizer, &text, false, true).unwrap();
-                    let found: Vec<_> = tokens.iter().map(|token| (token.id, (token.start, token.end))).collect();
-                    let expected: Vec<_> =
-                        expected.get_ids().iter().copied().zip(expected.get_offsets().iter().copied()).collect();
-                    prop_assert_eq!(found, expected, "{:?}", text);
-                }
-            }
-        }
-    }
-}
-
 #[test]
 fn a_character_that_a_character_vocabulary_lacks_is_an_error_in_conversations_too() {
     let tokenizer = Tokenizer::chars([Ok("abc \n".to_owned())]).unwrap();
@@ -322,31 +171,6 @@ fn a_character_that_a_character_vocabulary_lacks_is_an_error_in_conversations_to
         let error = encode(&text, splits).unwrap_err().to_string();
         assert!(error.contains("not in the vocabulary"), "{text}: {error}");
     }
-}
-
-#[test]
-fn added_tokens_that_are_one_after_normalization_are_refused() {
-    let mut json = saved_json(&trained());
-    json["normalizer"] = json!({"type": "NFC"});
-    let token = |content: &str, normalized: bool| {
-        json!({
-            "id": 0, "content": content, "lstrip": false, "rstrip": false, "single_word": false,
-            "normalized": normalized, "special": false,
-        })
-    };
-    for (normalized, loads) in [(true, false), (false, true)] {
-        let mut json = json.clone();
-        let added = [token("\u{e9}t", true), token("e\u{301}t", normalized)];
-        json["added_tokens"].as_array_mut().unwrap().extend(added);
-        assert_eq!(try_load(&json).is_some(), loads);
-    }
-}
-
-fn try_load(json: &Value) -> Option<Tokenizer> {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("tokenizer.json");
-    std::fs::write(&file, json.to_string()).unwrap();
-    Tokenizer::load(&file).ok()
 }
 
 /// A golden file, which `tests/tokenizers/golden.py` writes.

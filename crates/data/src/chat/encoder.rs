@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::record::{RowCounts, UNREADABLE, date};
 use super::{ChatOptions, vocabulary};
-use crate::error::{DataError, Result};
+use crate::error::Result;
 use crate::files;
 use crate::tokenizer::{MAX_CONVERSATION_BYTES, Tokenizer};
 
@@ -222,9 +222,12 @@ pub(super) fn pair_beginning(
     Ok(ids)
 }
 
+/// Token ids of a text, which begins a document or continues one.
 fn encode_text(tokenizer: &Tokenizer, text: &str, begins: bool) -> std::result::Result<Vec<u32>, ChatError> {
-    let failed = |error: DataError| ChatError::new(error.to_string(), "check the row");
-    tokenizer.encode_piece(text, begins).map_err(failed)
+    match begins {
+        true => tokenizer.encode(text).map_err(|error| ChatError::new(error.to_string(), "check the row")),
+        false => tokenizer.encode_continuation(text),
+    }
 }
 
 /// The row, unless nothing in it is trained.

@@ -17,8 +17,8 @@ pub(super) struct AddedInText {
     /// Search for names in the text, and in the normalized text.
     in_text: AhoCorasick,
     in_normalized: AhoCorasick,
-    /// Names of special tokens. One that overlaps another token hides it.
-    special: Vec<String>,
+    /// Special tokens. One that overlaps another token hides it, if both are looked for in the same text.
+    hiding: Vec<Recognised>,
     /// True if normalization may change the characters around a token.
     changes_neighbours: bool,
 }
@@ -34,16 +34,9 @@ impl AddedInText {
     /// Those of `tokenizer`. The error is the problem, for a message.
     pub(super) fn from_tokenizer(tokenizer: &tokenizers::Tokenizer) -> Result<AddedInText, String> {
         let normalizer = tokenizer.get_normalizer();
-        let named = |token: AddedToken| {
-            let mut name = NormalizedString::from(token.content.as_str());
-            if let Some(normalizer) = normalizer.filter(|_| token.normalized) {
-                catch_panic(|| normalizer.normalize(&mut name))?;
-            }
-            Ok(Recognised { name: name.get().to_owned(), token })
-        };
-        let all = tokenizer.get_added_tokens_decoder().into_values().map(named);
-        let mut all = all.collect::<Result<Vec<_>, String>>()?;
-        all.sort_by(|a, b| (&a.name, &a.token.content).cmp(&(&b.name, &b.token.content)));
+        let mut all = recognised(tokenizer)?;
+        let order = |one: &Recognised| (one.token.normalized, one.name.clone(), one.token.content.clone());
+        all.sort_by_cached_key(order);
         if let Some([one, other]) = all.array_windows().find(|[one, other]| are_one(one, other)) {
             return Err(format!(
                 "has the added tokens {:?} and {:?}, which are one after normalization, so that either may be found; remove \
@@ -51,7 +44,8 @@ impl AddedInText {
                 one.token.content, other.token.content
             ));
         }
-        let (special, tokens): (Vec<_>, Vec<_>) = all.into_iter().partition(|token| token.token.special);
+        let (mut hiding, tokens): (Vec<_>, Vec<_>) = all.into_iter().partition(|token| token.token.special);
+        hiding.retain(|one| tokens.iter().any(|other| one.token.normalized == other.token.normalized));
         let names = |normalized: bool| {
             let names = tokens.iter().filter(|token| token.token.normalized == normalized);
             AhoCorasick::new(names.map(|token| &token.name))
@@ -61,7 +55,7 @@ impl AddedInText {
             in_text: names(false)?,
             in_normalized: names(true)?,
             tokens,
-            special: special.into_iter().map(|token| token.name).collect(),
+            hiding,
             changes_neighbours: !matches!(normalizer, None | Some(NormalizerWrapper::NFC(_))),
         })
     }
@@ -80,9 +74,14 @@ impl AddedInText {
         self.in_normalized.is_match(text)
     }
 
-    /// True if a token that is not normalized starts with a letter.
-    pub(super) fn starts_with_letter(&self) -> bool {
-        self.tokens.iter().any(|token| !token.token.normalized && token.name.starts_with(is_letter))
+    /// True if a token that splits the text before normalization may end at a cut before a space, or begin
+    /// there or after the space.
+    pub(super) fn splits_at_spaces(&self) -> bool {
+        let is_there = |name: &str| {
+            let after_space = name.strip_prefix(' ').unwrap_or(name);
+            after_space.is_empty() || after_space.starts_with(is_letter) || name.ends_with(is_letter)
+        };
+        self.tokens.iter().any(|token| !token.token.normalized && is_there(&token.name))
     }
 
     /// The cuts of `rule` that change no token. `space` is what a space is after normalization.
@@ -92,15 +91,16 @@ impl AddedInText {
         }
         let is_white = |c: char| char_class(c) == CharClass::Space || c == space;
         let is_simple = |Recognised { name, token }: &Recognised| {
-            let has_flag = token.lstrip || token.rstrip || token.single_word;
+            let has_flag = !token.special && (token.lstrip || token.rstrip || token.single_word);
             !token.normalized || !(has_flag || name.contains(is_white))
         };
-        if rule == CutRule::Anywhere || self.changes_neighbours && !self.tokens.iter().all(is_simple) {
+        let looked_for = self.tokens.iter().chain(&self.hiding);
+        if rule == CutRule::Anywhere || self.changes_neighbours && !looked_for.clone().all(is_simple) {
             return CutRule::Never;
         }
         let spans = |is_cut: &dyn Fn(char, char) -> bool| {
-            let names = self.special.iter().chain(self.tokens.iter().map(|token| &token.name));
-            names.into_iter().any(|name| name.chars().zip(name.chars().skip(1)).any(|(a, b)| is_cut(a, b)))
+            let pairs = |name: &str| name.chars().zip(name.chars().skip(1)).any(|(a, b)| is_cut(a, b));
+            looked_for.clone().any(|token| pairs(&token.name))
         };
         // A cut before a space is after a letter. A token may take the space, or need it as a word's end.
         let breaks_space = |Recognised { name, token }: &Recognised| {
@@ -129,11 +129,35 @@ impl AddedInText {
     }
 }
 
+/// Fails if a search for the added tokens of `tokenizer` would not end. The error is the problem, for a
+/// message.
+pub(super) fn check_names(tokenizer: &tokenizers::Tokenizer) -> Result<(), String> {
+    recognised(tokenizer).map(drop)
+}
+
+/// All added tokens of `tokenizer`. The error is the problem, for a message.
+fn recognised(tokenizer: &tokenizers::Tokenizer) -> Result<Vec<Recognised>, String> {
+    let named = |token: AddedToken| {
+        let mut name = NormalizedString::from(token.content.as_str());
+        if let Some(normalizer) = tokenizer.get_normalizer().filter(|_| token.normalized) {
+            catch_panic(|| normalizer.normalize(&mut name))?;
+        }
+        match name.get() {
+            "" => Err(format!(
+                "has the added token {:?}, of which its normalizer leaves nothing, so that a search for it does not end; \
+                 remove the token, or write \"normalized\": false in it",
+                token.content
+            )),
+            name => Ok(Recognised { name: name.to_owned(), token }),
+        }
+    };
+    tokenizer.get_added_tokens_decoder().into_values().map(named).collect()
+}
+
 /// True for two tokens of which the `tokenizers` crate finds either, by the order of a hash table with a
-/// random seed. Special ones are both plain text.
+/// random seed.
 fn are_one(one: &Recognised, other: &Recognised) -> bool {
-    let are_looked_for = one.token.normalized && other.token.normalized;
-    are_looked_for && one.name == other.name && !(one.token.special && other.token.special)
+    one.token.normalized && other.token.normalized && one.name == other.name
 }
 
 fn is_letter(c: char) -> bool {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::Value;
+use tokenizers::{AddedVocabulary, OffsetReferential, OffsetType, PreTokenizer};
 use xtrain_chat::template::special_tokens;
 use xtrain_chat::{ChatError, Encode, EncodedToken, TemplateSettings, Templates};
 
@@ -15,9 +16,9 @@ use super::{MAX_HF_BYTES, Tokenizer};
 use crate::catch_panic::catch_panic;
 use crate::error::DataError;
 
-/// Text put before a piece that is no beginning, so that no space is put before the piece. It is a token of
-/// its own, or the piece is refused.
-const ANCHOR: char = '\n';
+/// Texts, one of which is put before a piece that is no beginning, so that no space is put before the piece.
+/// It has tokens of its own, or the piece is refused.
+const ANCHORS: [char; 2] = ['\n', '東'];
 
 impl Tokenizer {
     /// The templates among its files, if there are any; their place, for messages, is the tokenizer's folder.
@@ -78,12 +79,33 @@ impl Tokenizer {
         self.stop_tokens.iter().filter_map(|&id| self.token(id)).collect()
     }
 
-    /// True if a space is put before a text that has none.
-    fn puts_space(&self) -> bool {
-        let ids = |text: &str| {
-            catch_panic(|| self.hf.encode_fast(text, false)).map(|found| found.get_ids().to_vec())
+    /// Encodes a text that continues another, before which no space is put.
+    ///
+    /// # Errors
+    /// A text that cannot be encoded, or not without the text before it.
+    pub fn encode_continuation(&self, text: &str) -> Result<Vec<u32>, ChatError> {
+        let refused = |error: DataError| ChatError::new(error.to_string(), "check the row");
+        if let Some(ids) = self.encode_fast(text, false).map_err(refused)? {
+            return Ok(ids);
+        }
+        Ok(Encode::encode(self, text, true, false)?.into_iter().map(|token| token.id).collect())
+    }
+
+    /// True if something is put before a text, or a space at its start is removed.
+    fn changes_beginnings(&self) -> bool {
+        let pieces = |text: &str| {
+            let pieces = catch_panic(|| {
+                let mut pieces = AddedVocabulary::new().extract_and_normalize(self.hf.get_normalizer(), text);
+                let step = self.hf.get_pre_tokenizer();
+                step.map_or(Ok(()), |step| step.pre_tokenize(&mut pieces))?;
+                Ok::<_, tokenizers::Error>(pieces)
+            });
+            let pieces = pieces.unwrap_or_else(|_| text.into());
+            let pieces = pieces.get_splits(OffsetReferential::Normalized, OffsetType::None);
+            pieces.into_iter().map(|(piece, ..)| piece).collect::<String>()
         };
-        matches!((ids("a"), ids(" a")), (Ok(one), Ok(other)) if one == other)
+        let alone = pieces("a");
+        alone != "a" || pieces(" a") == alone
     }
 
     /// As [`Tokenizer::encode_with_places`], by the fast path; `None` for a text or a tokenizer that it does
@@ -149,22 +171,30 @@ pub(crate) const MAX_CONVERSATION_BYTES: usize = MAX_HF_BYTES;
 
 impl Encode for Tokenizer {
     fn encode(&self, text: &str, splits_special: bool, begins: bool) -> Result<Vec<EncodedToken>, ChatError> {
-        if begins || !self.puts_space() {
+        if begins || !self.changes_beginnings() {
             return self.encode_with_places(text, splits_special);
         }
-        let tokens = self.encode_with_places(&format!("{ANCHOR}{text}"), splits_special)?;
-        // The space before the anchor may be a token of its own.
-        let is_anchors = |token: &&EncodedToken| token.end <= 1;
-        let anchors = tokens.iter().take_while(is_anchors).count();
-        let rest = tokens[anchors..].iter().map(|token| {
-            let (start, end) = (token.start.checked_sub(1)?, token.end.checked_sub(1)?);
-            Some(EncodedToken { id: token.id, start, end })
-        });
-        rest.collect::<Option<_>>().filter(|_| anchors > 0).ok_or_else(|| {
-            let begins = &text[..text.floor_char_boundary(24)];
-            let problem =
-                format!("the name of a special token in the row splits a text, and the part {begins:?} cannot be encoded alone");
-            ChatError::new(problem, "remove the name from the row")
-        })
+        let added = self.hf.get_added_tokens_decoder();
+        // Some tokenizers put a space after an added token.
+        let is_in_name = |anchor: char| added.values().any(|token| token.content.contains(anchor));
+        for anchor in ANCHORS.into_iter().filter(|&anchor| !is_in_name(anchor)) {
+            let tokens = self.encode_with_places(&format!("{anchor}{text}"), splits_special)?;
+            // The space before the anchor may be a token of its own.
+            let anchors = tokens.iter().take_while(|token| token.end <= 1).count();
+            let rest = tokens[anchors..].iter().map(|token| {
+                let (start, end) = (token.start.checked_sub(1)?, token.end.checked_sub(1)?);
+                Some(EncodedToken { id: token.id, start, end })
+            });
+            if let Some(rest) = rest.collect::<Option<_>>().filter(|_| anchors > 0) {
+                return Ok(rest);
+            }
+        }
+        let begins = &text[..text.floor_char_boundary(24)];
+        Err(ChatError::new(
+            format!(
+                "the tokenizer changes the spaces before texts, and cannot encode {begins:?} as the rest of one"
+            ),
+            "remove the names of special tokens from the row, or begin its completion with a space",
+        ))
     }
 }

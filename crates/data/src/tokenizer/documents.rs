@@ -31,6 +31,20 @@ impl Tokenizer {
     /// # Errors
     /// Those of [`Tokenizer::encode`].
     pub fn encode_piece(&self, text: &str, begins_document: bool) -> Result<Vec<u32>> {
+        if let Some(ids) = self.encode_fast(text, begins_document)? {
+            return Ok(ids);
+        }
+        // A later piece starts with a space, and the mark that the crate puts before it takes its place.
+        let replaces_space = match &self.encoder {
+            Encoder::SpaceBpe(bpe) => bpe.prefix() == Prefix::Mark && !begins_document,
+            _ => false,
+        };
+        self.encode_with_hf(text.strip_prefix(' ').filter(|_| replaces_space).unwrap_or(text))
+    }
+
+    /// As [`Tokenizer::encode_piece`], by a fast path; `None` for a text or a tokenizer that it does not
+    /// encode.
+    pub(super) fn encode_fast(&self, text: &str, begins_document: bool) -> Result<Option<Vec<u32>>> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         match &self.encoder {
             Encoder::Chars(vocab) => {
@@ -44,7 +58,7 @@ impl Tokenizer {
                     if changes { Cow::Owned(self.normalise(text)?) } else { Cow::Borrowed(text) };
                 let has_added = self.added.occurs_in(text) || self.added.occurs_in_normalized(&normalized);
                 if has_added || bpe.lacks_byte_of(&normalized) {
-                    return self.encode_with_hf(text);
+                    return Ok(None);
                 }
                 bpe.encode(&normalized, &mut ids);
             }
@@ -52,16 +66,13 @@ impl Tokenizer {
                 let marked = bpe.mark(text, begins_document);
                 let normalized = if bpe.normalizes() { &marked } else { text };
                 if self.added.occurs_in(text) || self.added.occurs_in_normalized(normalized) {
-                    // A later piece starts with a space, which the `tokenizers` crate would add again.
-                    let puts_space = bpe.prefix() == Prefix::Mark && !begins_document;
-                    return self
-                        .encode_with_hf(text.strip_prefix(' ').filter(|_| puts_space).unwrap_or(text));
+                    return Ok(None);
                 }
                 bpe.encode_marked(&marked, &mut ids);
             }
-            Encoder::HuggingFace => return self.encode_with_hf(text),
+            Encoder::HuggingFace => return Ok(None),
         }
-        Ok(ids)
+        Ok(Some(ids))
     }
 
     /// Encodes a document with the `tokenizers` crate, with special tokens as plain text.

@@ -47,10 +47,10 @@ fn byte_bpe(json: &Value, normalizer: Option<&Value>, added: &AddedInText) -> Op
 
 fn space_bpe(json: &Value, added: &AddedInText) -> Option<(Encoder, CutRule)> {
     let bpe = SpaceBpe::from_json(json)?;
-    // The `tokenizers` crate encodes texts with added tokens. For it later pieces must start with a space,
-    // and the normalizer puts its mark before that space's text, not before a token.
-    let starts_with_token = bpe.prefix() == Prefix::Mark && added.starts_with_letter();
-    let cut = if bpe.joins_before_spaces() || starts_with_token {
+    // A normalizer that puts a mark before a text puts one before each text between added tokens. At a cut
+    // within such a text the mark takes the place of the space, as it does not beside a token.
+    let may_lack_mark = bpe.prefix() == Prefix::Mark && added.splits_at_spaces();
+    let cut = if bpe.joins_before_spaces() || may_lack_mark {
         CutRule::Never
     } else if bpe.joins_newlines() || !added.is_empty() {
         added.limit(CutRule::BeforeSpaces, '▁')

@@ -184,6 +184,7 @@ pub(super) fn from_parts(
     if built.needs_generic_class {
         side_files.insert(CONFIG_FILE.to_owned(), transformers::with_generic_class(&files.tokenizer_config));
     }
+    let in_text = AddedInText::from_tokenizer(&hf).map_err(broken)?;
     let vocab_size = vocab_size(location, &hf, &parsed).map_err(broken)?;
     let added: Vec<(u32, AddedToken)> = hf.get_added_tokens_decoder().into_iter().collect();
 
@@ -227,7 +228,6 @@ pub(super) fn from_parts(
     // Some classes of transformers replace the normalizer.
     let normalized_size =
         NormalizedSize::from_normalizer(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
-    let in_text = AddedInText::from_tokenizer(&hf).map_err(broken)?;
     let (encoder, cut) = choose_encoder(&parsed, &in_text);
     Ok(Tokenizer {
         location: location.to_owned(),

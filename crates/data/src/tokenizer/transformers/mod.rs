@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 use tokenizers::{AddedToken, PostProcessorWrapper};
 use xtrain_checkpoint::first_few;
 
+use super::added_in_text::check_names;
 use super::read_tokenizer::read_tokenizer;
 use class::Class;
 use named_tokens::NamedTokens;
@@ -104,6 +105,7 @@ pub(super) fn build(bytes: &[u8], file: &mut Value, files: &SideConfigs) -> Resu
         replace_words(file);
         is_changed = true;
     }
+    check_names(&tokenizer)?;
     let added = listed(&tokenizer);
     warnings.extend(other_ids(&original, &names, &tokenizer));
     let has_other_tokens = !is_same_list(&original, &added);

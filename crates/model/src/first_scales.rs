@@ -1,9 +1,9 @@
 //! The scales with which a run with delayed scales casts the rows of experts in its first step.
 //!
 //! A delayed scale that is not set is that of the current amax, which for the rows of an expert is an amax
-//! over the tokens of all ranks that share experts. Under sums for any world the first step must not depend on
-//! these ranks, and tokens that are cast before they are gathered need the same scale on all of them. So it
-//! casts with fixed scales instead.
+//! over the tokens of all ranks that share experts. Under sums for any world the first step must not depend
+//! on these ranks, and tokens that are cast before they are gathered need the same scale on all of them. So
+//! it casts with fixed scales instead.
 
 use crate::EXPERTS;
 use std::sync::Arc;

@@ -11,7 +11,7 @@ const COLUMNS: usize = 150;
 const SIZES: [(&str, usize); 3] =
     [("README.md", 9_000), ("CONTRIBUTING.md", 8_000), ("docs/benchmarks.md", 15_000)];
 
-/// Maximum size of all pages together, in bytes: 460 KiB, of which 10 are for ranks that share experts. Before
+/// Maximum size of all pages together, in bytes: 460 KiB, 10 of them for ranks that share experts. Before
 /// you raise it, cut words, or link to the page that already says it.
 const ALL_PAGES: usize = 460 * 1024;
 

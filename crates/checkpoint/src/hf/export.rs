@@ -198,8 +198,15 @@ fn write_weights(
         0 | 1 => SINGLE_FILE.to_string(),
         n => format!("model-{:05}-of-{n:05}.safetensors", shard + 1),
     };
-    let mut values =
-        Values { target, names, source, entry: None, of_entry: Vec::new(), offset: 0, scales: Vec::new() };
+    let mut values = ExportedValues {
+        target,
+        names,
+        source,
+        entry: None,
+        of_entry: Vec::new(),
+        offset: 0,
+        scales: Vec::new(),
+    };
     for (index, shard) in shards.iter().enumerate() {
         let stored: Vec<StoredTensor> = shard.iter().map(|out| out.stored.clone()).collect();
         let path = folder.join(shard_name(index));
@@ -224,7 +231,7 @@ fn write_weights(
 }
 
 /// The values of one entry at a time, whose tensors may be in different shards.
-struct Values<'a> {
+struct ExportedValues<'a> {
     /// The exported folder, for errors.
     target: &'a Path,
     names: &'a NameMap,
@@ -238,7 +245,7 @@ struct Values<'a> {
     scales: Vec<f32>,
 }
 
-impl Values<'_> {
+impl ExportedValues<'_> {
     /// Writes a tensor in its encoding. Tensors come in the order of the entries and their parts.
     fn write(&mut self, out: &ExportedTensor, writer: &mut TensorFileWriter) -> Result<()> {
         if let Encoding::Scales = out.encoding {

@@ -102,8 +102,13 @@ fn a_plan_of_ranks_that_share_experts_counts_theirs_and_the_bytes_of_tokens() {
         assert_eq!(numbers(sent), [of_tokens * bytes, 1], "{text}");
         assert!(!whole.contains("tokens, all"), "{whole}");
     }
-    assert_message("plan, experts that ranks share", line(&text, "experts ").to_owned());
+    assert_message("plan, experts that ranks share", line(&text, "experts "));
     assert!(line(&text, "by contents ").contains("tokens "), "{text}");
+    // All copies of 4 x 128 tokens may be those of two experts; with equal loads they would be those of four.
+    assert!(line(&text, "room for rows ").contains("2.00 times"), "{text}");
+    let small = plan("--set parallel.expert=4 --set experts.capacity=1.0");
+    assert_message("plan, room for rows", line(&small, "room for rows "));
+    assert!(!whole.contains("room for rows"), "{whole}");
     // The table compares all numbers of ranks that share them.
     for text in [&whole, &text] {
         for row in ["none ", "none, expert=2 ", "weights, expert=4 "] {
@@ -125,7 +130,7 @@ fn experts_of_several_nodes_are_warned_of() {
             .stderr
     };
     assert!(!plan("").contains("on several nodes"));
-    assert_message("plan, experts on several nodes", plan("--gpus-per-node 2").trim_end().to_owned());
+    assert_message("plan, experts on several nodes", plan("--gpus-per-node 2").trim_end());
 }
 
 #[test]

@@ -257,7 +257,8 @@ impl<'a> Search<'a> {
         }
         let mut best = None;
         for policy in self.policies(of) {
-            if self.clearly_fits(policy)? == Some(false) {
+            // One block less may fit even if a plan says that all do not.
+            if self.predicted_to_fit(policy)? == Some(false) {
                 continue;
             }
             // In 1, 2, ... blocks.
@@ -338,7 +339,7 @@ impl<'a> Search<'a> {
 
     /// True if something fits with the chunk and the micro-batches of `of`.
     fn least_of_chunk_fits(&mut self, of: Settings) -> Result<bool, LearnError> {
-        if let Some(fits) = self.clearly_fits(self.recomputing_most(of))? {
+        if let Some(fits) = self.predicted_to_fit(self.recomputing_most(of))? {
             return Ok(fits);
         }
         let least = self.least_of_chunk(of)?;
@@ -420,6 +421,11 @@ impl<'a> Search<'a> {
         if let Some(known) = self.known.iter().find(|known| known.settings == settings) {
             return Ok(Some(self.fits(known)));
         }
+        self.predicted_to_fit(settings)
+    }
+
+    /// True or false if these settings surely fit or do not, by a prediction; `None` without a clear one.
+    fn predicted_to_fit(&mut self, settings: Settings) -> Result<Option<bool>, LearnError> {
         Ok(self.outlook(settings)?.and_then(|predicted| self.is_clear(&predicted)))
     }
 

@@ -92,7 +92,7 @@ fn a_plan_of_several_gpus_tells_times_bytes_and_modes() {
     assert!(row(&text, "weights, all_gather") > 0 && row(&text, "numbers, all_gather") > 0, "{text}");
     // Between nodes, NCCL adds gradients much faster than our fixed order, but with other bits.
     let sums = text.lines().find_map(|line| line.strip_prefix("faster sums ")).unwrap_or_default();
-    assert!(sums.contains("--set parallel.reduce=fast: ") && sums.contains("bits"), "{text}");
+    assert!(sums.contains("reduce=fast: ") && sums.contains("bits"), "{text}");
     // Faster NICs, and more GPUs of a node.
     let seconds = |options: &str| -> f64 {
         let text = plan(&place, &format!("{file} --gpus 16 --device-model h100 {options}"));

@@ -14,16 +14,20 @@ from program import Failure
 
 # Settings of the runs. Their sums are those of any number of ranks.
 SHARED = ["parallel.reduce=any-world", "train.batch_size=8", "train.micro_batch_size=1", "train.steps=30", "checkpoint.every=2"]
-MIXTURE = ["model.family=qwen3_moe", "experts.count=4", "experts.per_token=2", "experts.ffn_dim=12", "experts.balance=none", "data.seq_len=128"]
+# A text of one letter, all tokens of which choose the same experts; so many tokens that their rows are more than the mean and what a rank
+# has between the rows of experts and ranks.
+ONE_LETTER = "one_letter.txt"
+MIXTURE = [f"data.train={ONE_LETTER}", "model.family=qwen3_moe", "experts.count=4", "experts.per_token=2", "experts.ffn_dim=12", "experts.balance=none"]
+MIXTURE += ["data.seq_len=256", "train.micro_batch_size=2"]
 RECIPES = {
     "fp32": [],
     "gradients": ["parallel.shard=gradients"],
     "weights": ["precision.recipe=bf16", "parallel.shard=weights", "model.layers=3"],
     "replicas": ["parallel.shard=weights", "parallel.replicas=2"],
     "bf16": ["precision.recipe=bf16", "parallel.shard=optimizer", "model.dropout=0.1", "optimizer.moments=bf16"],
-    # Most tokens choose the same experts, so steps are repeated with more room for their rows.
+    # With experts.capacity=1.0, steps are repeated with more room for their rows.
     "experts": [*MIXTURE, "parallel.shard=optimizer"],
-    "experts-fp8": [*MIXTURE, "precision.recipe=fp8-delayed", "precision.skip_slower=[]", "experts.wire=fp8", "experts.ffn_dim=128"],
+    "experts-fp8": [*MIXTURE, "precision.recipe=fp8-delayed", "precision.skip_slower=[]", "experts.wire=fp8", "experts.ffn_dim=32"],
     "fp8-delayed": ["precision.recipe=fp8-delayed", "precision.skip_slower=[]", "precision.amax_history_len=3", "data.seq_len=32", "model.ffn_dim=32"],
 }
 SHORT = 2
@@ -41,12 +45,17 @@ def command(recipe, out, ranks, expert=1):
 
 def prepare(folder, program):
     """A run of each recipe in one process, in peace, and its time."""
-    place.texts(folder)
+    texts(folder)
     return {recipe: program.run(folder, command(recipe, recipe, 1)).succeeds().seconds for recipe in RECIPES}
 
 
-def trial(prepared, base, folder, program, dice, count):
+def texts(folder):
     place.texts(folder)
+    (folder / ONE_LETTER).write_text("a" * 20_000)
+
+
+def trial(prepared, base, folder, program, dice, count):
+    texts(folder)
     recipe = dice.choice(list(RECIPES))
     kills = 0
     while True:
@@ -64,6 +73,7 @@ def trial(prepared, base, folder, program, dice, count):
             raise Failure(f"never ends: {said}")
     place.same(lasting(base / recipe), lasting(folder / "run"), f"a killed run of {recipe} on several processes")
     place.check_no_leftovers(folder)
+    count["repeated steps"] += (folder / "run/metrics.jsonl").read_text().count("step is repeated with")
     return recipe
 
 

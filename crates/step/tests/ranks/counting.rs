@@ -1,24 +1,37 @@
-//! A communicator that counts the bytes that its rank sends.
+//! A communicator that counts what its rank sends, and that can leave.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use xtrain_distributed::{CommError, Communicator, Groups, ThreadCommunicator};
 
 /// Bytes by collective.
 pub(crate) type Sent = BTreeMap<&'static str, u64>;
 
-/// A communicator that counts the bytes that its rank sends to others.
+/// A communicator that counts its collectives, and the bytes that its rank sends to others.
 pub(crate) struct Counting {
-    inner: Mutex<ThreadCommunicator>,
+    /// None after the rank has left.
+    inner: Mutex<Option<ThreadCommunicator>>,
     rank: usize,
     world_size: usize,
     sent: Mutex<Sent>,
+    /// Collectives so far. The count outlives the communicator: a rank leaves when its communicator is
+    /// dropped.
+    pub(crate) calls: Arc<AtomicUsize>,
+    /// The number of the collective in which the rank leaves, from 0.
+    last: usize,
 }
 
 impl Counting {
     pub(crate) fn new(inner: ThreadCommunicator) -> Self {
+        Counting::leaving(inner, usize::MAX)
+    }
+
+    /// The communicator of a rank that leaves in this collective.
+    pub(crate) fn leaving(inner: ThreadCommunicator, last: usize) -> Self {
         let (rank, world_size) = (inner.rank(), inner.world_size());
-        Counting { inner: Mutex::new(inner), rank, world_size, sent: Mutex::default() }
+        let inner = Mutex::new(Some(inner));
+        Counting { inner, rank, world_size, sent: Mutex::default(), calls: Arc::default(), last }
     }
 
     /// The bytes that were sent since the last call.
@@ -26,9 +39,20 @@ impl Counting {
         std::mem::take(&mut self.sent.lock().expect("counts"))
     }
 
-    fn count(&self, collective: &'static str, groups: Groups, piece_bytes: usize) {
+    fn call(
+        &self,
+        name: &'static str,
+        groups: Groups,
+        piece_bytes: usize,
+        collective: impl FnOnce(&ThreadCommunicator) -> Result<(), CommError>,
+    ) -> Result<(), CommError> {
         let bytes = (piece_bytes * (groups.size - 1)) as u64;
-        *self.sent.lock().expect("counts").entry(collective).or_default() += bytes;
+        *self.sent.lock().expect("counts").entry(name).or_default() += bytes;
+        let mut inner = self.inner.lock().expect("a communicator");
+        if self.calls.fetch_add(1, Ordering::Relaxed) == self.last {
+            *inner = None;
+        }
+        inner.as_ref().map_or(Err(CommError::Left { rank: self.rank }), collective)
     }
 }
 
@@ -42,7 +66,7 @@ impl Communicator for Counting {
     }
 
     fn sent_bytes(&self) -> u64 {
-        self.inner.lock().expect("a communicator").sent_bytes()
+        self.inner.lock().expect("a communicator").as_ref().map_or(0, Communicator::sent_bytes)
     }
 
     fn all_gather(
@@ -52,8 +76,7 @@ impl Communicator for Counting {
         input: &[u8],
         output: &mut [u8],
     ) -> Result<(), CommError> {
-        self.count("all_gather", groups, input.len());
-        self.inner.lock().expect("a communicator").all_gather(groups, first, input, output)
+        self.call("all_gather", groups, input.len(), |inner| inner.all_gather(groups, first, input, output))
     }
 
     fn all_to_all(
@@ -63,7 +86,7 @@ impl Communicator for Counting {
         input: &[u8],
         output: &mut [u8],
     ) -> Result<(), CommError> {
-        self.count("all_to_all", groups, input.len() / groups.size);
-        self.inner.lock().expect("a communicator").all_to_all(groups, first, input, output)
+        let piece_bytes = input.len() / groups.size;
+        self.call("all_to_all", groups, piece_bytes, |inner| inner.all_to_all(groups, first, input, output))
     }
 }

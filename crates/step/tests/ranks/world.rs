@@ -170,6 +170,8 @@ pub(crate) struct RankRun {
     pub(crate) memory: [usize; 2],
     /// Bytes that were sent in each step, and those that the program predicts for a step.
     pub(crate) sent: (Vec<Sent>, Sent),
+    /// True if a step was repeated with more room for rows of experts.
+    pub(crate) has_grown: bool,
 }
 
 /// A change of the state of a rank before the first step.
@@ -303,7 +305,8 @@ impl World {
         let applied = learner.read_state(StateKind::Counter, "applied").expect("a counter");
         let applied = u32::from_le_bytes(applied.try_into().expect("four bytes"));
         let (shared, saved, rows) = state(&mut learner);
-        RankRun { results, applied, first_gradients, shared, saved, rows, memory, sent }
+        let has_grown = learner.spec().capacity != spec.capacity;
+        RankRun { results, applied, first_gradients, shared, saved, rows, memory, sent, has_grown }
     }
 
     /// The learner of a rank, whose weights are zeros and whose lanes run in an order by the seed.

@@ -204,15 +204,10 @@ impl Network {
         Spread { ranks, on_node }
     }
 
-    /// True if each group of a run of `world_size` ranks is on one node.
-    pub fn keeps_within_nodes(&self, groups: Groups, world_size: usize) -> bool {
-        self.spread(groups, world_size).is_on_one_node()
-    }
-
     /// A warning about a run of `world_size` ranks in which ranks that share experts are on several nodes:
     /// the bandwidths between these, and the largest `parallel.expert` that keeps them on one.
     pub fn warning_of_experts(&self, experts: Groups, world_size: usize) -> Option<String> {
-        if self.keeps_within_nodes(experts, world_size) {
+        if self.spread(experts, world_size).is_on_one_node() {
             return None;
         }
         let rate = |collective| Rate(self.bandwidth(collective, experts, world_size));

@@ -163,8 +163,8 @@ pub struct ExpertMetrics {
     pub max_load: Vec<f64>,
     /// Load of the block's least used expert, in tokens.
     pub min_tokens: Vec<u64>,
-    /// Largest load of a rank over the mean load of the ranks that share the block's experts; 0 if no expert
-    /// has a token. Empty if every rank has all experts.
+    /// Largest load of a rank over the mean load of the ranks that share the block's experts, those of all
+    /// such groups of ranks added up; 0 if no expert has a token. Empty if every rank has all experts.
     pub rank_load: Vec<f64>,
 }
 

@@ -44,7 +44,8 @@ pub(crate) fn json(planned: &Planned, answer: &Answer<'_>, tables: &Tables<'_>) 
     })
 }
 
-/// The figures that a device is needed for.
+/// The figures that a device is needed for, of the step that the tables show: the proposed one if the
+/// configured one does not fit, which `fits` says.
 fn of_device(advised: &Advised<'_>, tables: &Tables<'_>) -> Value {
     let Advised { advice, device, time, modes, largest_room, routed, .. } = advised;
     let timeline = &advice.shown().timeline;
@@ -56,7 +57,7 @@ fn of_device(advised: &Advised<'_>, tables: &Tables<'_>) -> Value {
     json!({
         "name": device.name,
         "fits": advice.fit.as_ref().map(|_| advice.fits()),
-        "needed_bytes": advice.given().needed_bytes,
+        "needed_bytes": advice.shown().needed_bytes,
         "available_bytes": advice.fit.as_ref().map(|fit| fit.room.available_bytes),
         "proposed": advice.proposal.as_ref().map(|proposal| json!({"gpus": proposal.gpus, "set": proposal.settings})),
         "seconds": timeline.seconds(),

@@ -1,8 +1,9 @@
 //! Ranks that share the experts of a mixture.
 
-use super::{assert_near, numbers};
+use super::{as_ranks, assert_near, numbers};
 use crate::place::{Place, assert_same_file};
 use crate::resume::recorded;
+use crate::stopping::steps;
 
 /// A mixture of four experts, in batches of eight sequences of 128 tokens, so that rows of experts are
 /// aligned as in large runs.
@@ -61,15 +62,20 @@ fn ranks_that_share_experts_evaluate_sample_and_export_like_one_process() {
     }
 }
 
+/// Settings of four ranks that share experts, in a place whose text is one letter: without balancing, all
+/// tokens choose the same experts.
+fn unbalanced(place: &Place) -> String {
+    place.write("a.txt", "a".repeat(20_000).as_bytes());
+    format!(
+        "{MIXTURE} --set experts.balance=none --set data.train=a.txt --set checkpoint.every=2 {}",
+        mesh((4, 4, "optimizer"))
+    )
+}
+
 #[test]
 fn a_step_whose_rows_do_not_fit_is_repeated_and_no_bit_changes() {
     let place = Place::new();
-    // Without balancing, and with text of one letter, all tokens choose the same experts.
-    place.write("a.txt", "a".repeat(20_000).as_bytes());
-    let sets = format!(
-        "{MIXTURE} --set experts.balance=none --set data.train=a.txt --set train.steps=4 --set checkpoint.every=2 {}",
-        mesh((4, 4, "optimizer"))
-    );
+    let sets = format!("{} --set train.steps=4", unbalanced(&place));
     place.train("enough", &format!("{sets} --set experts.capacity=4"));
     for capacity in ["1.0", "1.25"] {
         let out = format!("out-{capacity}");
@@ -85,6 +91,34 @@ fn a_step_whose_rows_do_not_fit_is_repeated_and_no_bit_changes() {
     let ran =
         place.train("out-1.0", &format!("{sets} --set train.steps=6 --set experts.capacity=auto --resume"));
     assert!(!format!("{}{}", ran.stdout, ran.stderr).contains("is repeated"), "{}", ran.stdout);
+}
+
+#[test]
+fn a_run_that_ends_early_in_a_repeated_step_goes_on_with_equal_bits() {
+    let place = Place::new();
+    let sets = format!("{} --set train.steps=12", unbalanced(&place));
+    place.train("whole", &format!("{sets} --set experts.capacity=4"));
+    let sets = format!("{sets} --set experts.capacity=1.0");
+    // The time is up when the first step has been launched.
+    let cut = place.run(&format!("train run.toml --out out {sets} --max-time 1ms")).succeeds();
+    assert!(format!("{}{}", cut.stdout, cut.stderr).contains("is repeated with "), "{}", cut.stdout);
+    let last = steps(&place).len();
+    assert!((1..12).contains(&last), "{last} steps");
+    assert!(place.exists(&format!("out/checkpoints/step-{last}")));
+    place.train("out", &format!("{sets} --resume"));
+    assert_same_file(&place.path("whole/hf/model.safetensors"), &place.path("out/hf/model.safetensors"));
+    assert_eq!(recorded(&place, "out"), recorded(&place, "whole"));
+}
+
+#[test]
+fn a_rank_with_another_capacity_ends_all() {
+    let place = Place::new();
+    let same = format!("train run.toml --out out {MIXTURE} --set parallel.expert=2");
+    let other = format!("{same} --set experts.capacity=1.75");
+    for ran in as_ranks(&place, &[same, other]) {
+        ran.refuses(&["rank 1 (", "experts.capacity"]);
+    }
+    assert!(!place.exists("out"));
 }
 
 #[test]

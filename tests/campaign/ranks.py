@@ -84,7 +84,11 @@ def lasting(run):
 
 
 def attacked(folder, program, words, patience, dice, count):
-    """Runs a command, and kills or stops one of its processes after `patience` seconds. Returns how it ended."""
+    """Runs a command, and kills or stops one of its processes after `patience` seconds. Returns how it ended.
+
+    Only a run that has recorded something is stopped: until they are connected, ranks wait for each other for parallel.start_timeout.
+    """
+    recorded = size(folder / "run/metrics.jsonl")
     process = subprocess.Popen(
         [program.path, *words],
         cwd=folder,
@@ -100,7 +104,8 @@ def attacked(folder, program, words, patience, dice, count):
         pass
     ranks = children(process.pid)
     target = dice.choice([process.pid, *ranks])
-    how = signal.SIGSTOP if target != process.pid and dice.random() < 0.05 else signal.SIGKILL
+    may_stop = target != process.pid and size(folder / "run/metrics.jsonl") > recorded
+    how = signal.SIGSTOP if may_stop and dice.random() < 0.08 else signal.SIGKILL
     begun = time.monotonic()
     try:
         os.kill(target, how)
@@ -124,6 +129,10 @@ def judged(process, folder):
     if "panicked" in text or "fault of xtrain" in text or process.returncode not in (0, 1, -signal.SIGKILL, 128 + signal.SIGKILL):
         raise Failure(f"ends badly: exit code {process.returncode}: {text[-2000:]}")
     return process.returncode, text
+
+
+def size(file):
+    return file.stat().st_size if file.exists() else 0
 
 
 def said(folder):

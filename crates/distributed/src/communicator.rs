@@ -1,15 +1,15 @@
-//! The interface of collectives on host memory.
+//! The interface of collectives and messages on host memory.
 
 use crate::error::{Cause, CommError, Fault};
 use std::time::Duration;
 use xtrain_rank::Groups;
 
-/// The collectives of the ranks of a run, on host memory.
+/// The collectives of the ranks of a run, and messages between them, on host memory.
 ///
-/// A collective moves data among the ranks of each group. All ranks of the run call the same collectives with
-/// the same groups in the same order; a call returns when the caller's output is complete, without waiting
-/// for other groups. Buffers are bytes: a collective moves data and computes nothing, so sums have an order
-/// that only the caller decides.
+/// A collective moves data among the ranks of each group. All ranks of a group call the same collectives in
+/// the same order; a call returns when the caller's output is complete, without waiting for other groups.
+/// Buffers are bytes: a collective moves data and computes nothing, so sums have an order that only the
+/// caller decides.
 ///
 /// A buffer of all ranks of a group consists of a piece of equal length for each. Piece `p` belongs to the
 /// rank at the place `(first + p) % size`; `first` differs by tensor, so that tensors with fewer rows than
@@ -21,7 +21,7 @@ pub trait Communicator: Send + Sync {
     /// The number of ranks of the run.
     fn world_size(&self) -> usize;
 
-    /// Bytes that the collectives of this rank have sent to other ranks.
+    /// Bytes that this rank has sent to others, by collectives and messages.
     fn sent_bytes(&self) -> u64;
 
     /// One group of all ranks.
@@ -54,6 +54,21 @@ pub trait Communicator: Send + Sync {
         input: &[u8],
         output: &mut [u8],
     ) -> Result<(), CommError>;
+
+    /// Sends a message to the rank at the place `to` of this rank's group, another one, which receives it by
+    /// [`Communicator::receive`]. The call does not wait for that rank. Messages and collectives between two
+    /// ranks happen in the order in which both call them.
+    ///
+    /// # Errors
+    /// The rank has left.
+    fn send(&self, groups: Groups, to: usize, message: &[u8]) -> Result<(), CommError>;
+
+    /// Waits for the next message of the rank at the place `from` of this rank's group, another one. It has
+    /// as many bytes as `message`.
+    ///
+    /// # Errors
+    /// The rank has left, or its next call is something else.
+    fn receive(&self, groups: Groups, from: usize, message: &mut [u8]) -> Result<(), CommError>;
 
     /// The first cause of the end of the run, if it has ended because of a fault.
     fn fault(&self) -> Option<Fault> {

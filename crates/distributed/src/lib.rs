@@ -32,7 +32,7 @@ pub use files::exchange_files;
 pub use launch::{RankLauncher, Supervised, Tie, die_with_launcher, raise_open_files, supervise};
 pub use limits::system as system_error;
 pub use net::secret::{SECRET_VARIABLE, Secret, WriteSecret};
-pub use one_of::{OneOf, Pace, PaceTime, Sending};
+pub use one_of::{OneOf, Pace, PaceTime, Path, Sending};
 pub use tcp::TcpCommunicator;
 pub use threads::{ThreadChannel, ThreadCommunicator};
 pub use world::{World, WorldError};

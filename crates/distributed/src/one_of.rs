@@ -28,8 +28,19 @@ pub struct Pace {
 pub struct Sending {
     /// The groups.
     pub groups: Groups,
-    /// True if pieces pass around a ring of all ranks, as in an all-gather; false if each rank sends to all.
-    pub in_ring: bool,
+    /// The path.
+    pub path: Path,
+}
+
+/// The path of the bytes that a rank sends to others of its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// Pieces pass around a ring of all ranks, as in an all-gather.
+    Ring,
+    /// Each rank sends to all.
+    All,
+    /// A rank sends to one other.
+    One,
 }
 
 /// The least time of collectives of one kind.
@@ -67,11 +78,11 @@ impl OneOf {
         self.pace.as_ref()
     }
 
-    /// Runs `copy` in place of a collective of pieces of so many bytes.
-    fn run(&self, sending: Sending, piece_bytes: usize, copy: impl FnOnce()) -> Result<(), CommError> {
+    /// Runs `copy` in place of a collective in which this rank sends so many bytes to others.
+    fn run(&self, sending: Sending, sent: usize, copy: impl FnOnce()) -> Result<(), CommError> {
         let begun = Instant::now();
         copy();
-        let sent = (piece_bytes * (sending.groups.size - 1)) as u64;
+        let sent = sent as u64;
         self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
         if let Some(pace) = &self.pace {
             thread::sleep(pace.least([(sending, sent)]).saturating_sub(begun.elapsed()));
@@ -95,7 +106,8 @@ impl Communicator for OneOf {
 
     fn all_gather(&self, groups: Groups, _: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
         assert_eq!(output.len(), groups.size * input.len(), "the output has a piece for each rank");
-        self.run(Sending { groups, in_ring: true }, input.len(), || {
+        let sent = input.len() * (groups.size - 1);
+        self.run(Sending { groups, path: Path::Ring }, sent, || {
             output.chunks_exact_mut(input.len().max(1)).for_each(|piece| piece.copy_from_slice(input));
         })
     }
@@ -111,9 +123,19 @@ impl Communicator for OneOf {
         let n = groups.size;
         let (bytes, own) = (input.len() / n, (n - first % n) % n);
         let piece = &input[own * bytes..][..bytes];
-        self.run(Sending { groups, in_ring: false }, bytes, || {
+        self.run(Sending { groups, path: Path::All }, bytes * (n - 1), || {
             output.chunks_exact_mut(bytes.max(1)).for_each(|received| received.copy_from_slice(piece));
         })
+    }
+
+    fn send(&self, groups: Groups, _: usize, message: &[u8]) -> Result<(), CommError> {
+        self.run(Sending { groups, path: Path::One }, message.len(), || {})
+    }
+
+    /// The message is zeros.
+    fn receive(&self, _: Groups, _: usize, message: &mut [u8]) -> Result<(), CommError> {
+        message.fill(0);
+        Ok(())
     }
 }
 
@@ -138,21 +160,21 @@ mod tests {
         let replicas = Groups { size: 2, stride: 2 };
         let time =
             |milliseconds, bandwidth| PaceTime { latency: Duration::from_millis(milliseconds), bandwidth };
-        let sending = |groups, in_ring| Sending { groups, in_ring };
+        let sending = |groups, path| Sending { groups, path };
         let times = vec![
-            (sending(Groups::world(4), true), time(5, 300.0)),
-            (sending(Groups::world(4), false), time(1, 50.0)),
-            (sending(replicas, true), time(5, 50.0)),
+            (sending(Groups::world(4), Path::Ring), time(5, 300.0)),
+            (sending(Groups::world(4), Path::All), time(1, 50.0)),
+            (sending(replicas, Path::Ring), time(5, 50.0)),
         ];
         let pace = Pace { times };
         let least = |sent: &[(Sending, u64)]| pace.least(sent.iter().copied()).as_secs_f64();
-        let (ring, direct) = (sending(Groups::world(4), true), sending(Groups::world(4), false));
+        let (ring, direct) = (sending(Groups::world(4), Path::Ring), sending(Groups::world(4), Path::All));
         for (sent, expected) in [
             (&[(ring, 3)][..], 0.015),
             (&[(direct, 3)], 0.061),
             (&[(ring, 3), (direct, 3)], 0.075),
-            (&[(sending(replicas, true), 3)], 0.065),
-            (&[(sending(replicas, false), 3)], 0.0),
+            (&[(sending(replicas, Path::Ring), 3)], 0.065),
+            (&[(sending(replicas, Path::All), 3)], 0.0),
         ] {
             assert!((least(sent) - expected).abs() < 1e-9, "{sent:?}");
         }

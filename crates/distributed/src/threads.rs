@@ -3,7 +3,7 @@
 use crate::channel::Channel;
 use crate::communicator::Communicator;
 use crate::error::CommError;
-use std::collections::BTreeMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use xtrain_rank::Groups;
@@ -13,8 +13,8 @@ use xtrain_rank::Groups;
 /// A rank that drops its communicator has left: the collectives of the others with it then fail.
 pub struct ThreadCommunicator {
     rank: usize,
-    /// Its calls.
-    calls: AtomicU64,
+    /// Its collectives with each group.
+    calls: Mutex<HashMap<Groups, u64>>,
     meeting: Arc<Meeting>,
     sent_bytes: AtomicU64,
 }
@@ -27,14 +27,17 @@ struct Meeting {
 
 #[derive(Default)]
 struct State {
-    /// The collectives of which not all ranks have read the inputs, by their number.
-    underway: BTreeMap<u64, Underway>,
+    /// The collectives of which not all ranks have read the inputs, by the groups, the first rank of the
+    /// group and the collectives of the group before.
+    underway: HashMap<(Groups, usize, u64), Underway>,
+    /// The messages that are sent and not received, by sender and receiver, oldest first.
+    messages: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
     /// The ranks that have left.
     left: Vec<usize>,
 }
 
 struct Underway {
-    /// The call and the input of each rank that has arrived.
+    /// The call and the input of each rank of the group that has arrived.
     arrived: Vec<Option<(ThreadCall, Vec<u8>)>>,
     /// The ranks that have read.
     read: usize,
@@ -55,7 +58,7 @@ impl ThreadCommunicator {
         let meeting = Arc::new(meeting);
         let rank = |rank| ThreadCommunicator {
             rank,
-            calls: AtomicU64::new(0),
+            calls: Mutex::default(),
             sent_bytes: AtomicU64::new(0),
             meeting: meeting.clone(),
         };
@@ -64,25 +67,34 @@ impl ThreadCommunicator {
 
     /// Waits until all ranks of the group have arrived with equal calls, and lets `read` see their inputs.
     fn meet(&self, call: ThreadCall, input: &[u8], read: impl FnOnce(&[&[u8]])) -> Result<(), CommError> {
-        let Meeting { world_size, changed, .. } = &*self.meeting;
-        let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        let new = || Underway { arrived: vec![None; *world_size], read: 0 };
+        let (groups, changed) = (call.groups, &self.meeting.changed);
+        let ranks = groups.ranks(self.rank);
+        let key = {
+            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+            let number = calls.entry(groups).or_insert(0);
+            *number += 1;
+            (groups, self.rank - groups.place(self.rank) * groups.stride, *number)
+        };
+        let new = || Underway { arrived: vec![None; groups.size], read: 0 };
         let mut state = self.lock();
-        state.underway.entry(number).or_insert_with(new).arrived[self.rank] = Some((call, input.to_vec()));
+        let arrived = &mut state.underway.entry(key).or_insert_with(new).arrived;
+        arrived[groups.place(self.rank)] = Some((call, input.to_vec()));
         changed.notify_all();
-        let ranks = call.groups.ranks(self.rank);
         loop {
-            let arrived = &state.underway[&number].arrived;
-            let Some(missing) = ranks.clone().find(|&rank| arrived[rank].is_none()) else { break };
+            let arrived = &state.underway[&key].arrived;
+            let Some((_, missing)) = arrived.iter().zip(ranks.clone()).find(|(arrived, _)| arrived.is_none())
+            else {
+                break;
+            };
             if state.left.contains(&missing) {
                 return Err(CommError::Left { rank: missing });
             }
             state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let mut inputs = Vec::with_capacity(ranks.len());
-        let Some(underway) = state.underway.get_mut(&number) else { unreachable!("not all have read") };
-        for rank in ranks {
-            let Some((other, bytes)) = &underway.arrived[rank] else { unreachable!("all have arrived") };
+        let mut inputs = Vec::with_capacity(groups.size);
+        let Some(underway) = state.underway.get_mut(&key) else { unreachable!("not all have read") };
+        for (arrived, rank) in underway.arrived.iter().zip(ranks) {
+            let Some((other, bytes)) = arrived else { unreachable!("all have arrived") };
             if *other != call {
                 let message = format!("rank {} {call:?}, rank {rank} {other:?}", self.rank);
                 return Err(CommError::Mismatch(message));
@@ -90,11 +102,11 @@ impl ThreadCommunicator {
             inputs.push(bytes.as_slice());
         }
         read(&inputs);
-        let sent = (call.bytes * (call.groups.size - 1)) as u64;
+        let sent = (call.bytes * (groups.size - 1)) as u64;
         self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
         underway.read += 1;
-        if underway.read == *world_size {
-            state.underway.remove(&number);
+        if underway.read == groups.size {
+            state.underway.remove(&key);
         }
         Ok(())
     }
@@ -150,6 +162,38 @@ impl Communicator for ThreadCommunicator {
                 output[r * bytes..][..bytes].copy_from_slice(&inputs[r][piece * bytes..][..bytes]);
             }
         })
+    }
+
+    fn send(&self, groups: Groups, to: usize, message: &[u8]) -> Result<(), CommError> {
+        let to = groups.rank_at(self.rank, to);
+        let mut state = self.lock();
+        state.messages.entry((self.rank, to)).or_default().push_back(message.to_vec());
+        self.sent_bytes.fetch_add(message.len() as u64, Ordering::Relaxed);
+        self.meeting.changed.notify_all();
+        Ok(())
+    }
+
+    fn receive(&self, groups: Groups, from: usize, message: &mut [u8]) -> Result<(), CommError> {
+        let from = groups.rank_at(self.rank, from);
+        let mut state = self.lock();
+        loop {
+            let messages = state.messages.entry((from, self.rank)).or_default();
+            if let Some(received) = messages.pop_front() {
+                if received.len() != message.len() {
+                    let (sent, expected) = (received.len(), message.len());
+                    return Err(CommError::Mismatch(format!(
+                        "rank {} expects a message of {expected} bytes, and rank {from} has sent {sent}",
+                        self.rank
+                    )));
+                }
+                message.copy_from_slice(&received);
+                return Ok(());
+            }
+            if state.left.contains(&from) {
+                return Err(CommError::Left { rank: from });
+            }
+            state = self.meeting.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }
 
@@ -228,6 +272,22 @@ mod tests {
             ranks.all_to_all(ranks.world(), 2, &[r, r + 1, r + 2], &mut output).map(|()| output)
         });
         assert_eq!(received, [Ok([1, 11, 21]), Ok([2, 12, 22]), Ok([0, 10, 20])]);
+    }
+
+    #[test]
+    fn messages_arrive_in_order_and_end_with_their_sender() {
+        let received = on_ranks(2, |ranks| {
+            let (world, other) = (ranks.world(), 1 - ranks.rank());
+            (1..=2)
+                .for_each(|n| ranks.send(world, other, &[n * 10 + ranks.rank() as u8]).expect("a message"));
+            let mut message = [0];
+            let mut next = || ranks.receive(world, other, &mut message).map(|()| message[0]);
+            let both = [next(), next()];
+            // Rank 0 leaves.
+            (both, if ranks.rank() == 1 { next() } else { Ok(0) })
+        });
+        assert_eq!(received[0], ([Ok(11), Ok(21)], Ok(0)));
+        assert_eq!(received[1], ([Ok(10), Ok(20)], Err(CommError::Left { rank: 0 })));
     }
 
     #[test]

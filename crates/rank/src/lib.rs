@@ -70,6 +70,11 @@ impl Groups {
         Rank { index: self.place(rank), world_size: self.size }
     }
 
+    /// The rank at a place of the group of `rank`.
+    pub const fn rank_at(self, rank: usize, place: usize) -> usize {
+        rank - self.place(rank) * self.stride + place * self.stride
+    }
+
     /// The ranks of the group of `rank`, in the order of their places.
     pub fn ranks(self, rank: usize) -> impl ExactSizeIterator<Item = usize> + Clone {
         let first = rank - self.place(rank) * self.stride;
@@ -89,6 +94,7 @@ mod tests {
             for rank in 0..world_size {
                 let ranks: Vec<usize> = groups.ranks(rank).collect();
                 prop_assert_eq!(ranks[groups.place(rank)], rank);
+                prop_assert!((0..size).map(|place| groups.rank_at(rank, place)).eq(groups.ranks(rank)));
                 prop_assert_eq!(ranks.len(), size);
                 prop_assert!(ranks.iter().all(|&other| other < world_size && groups.ranks(other).eq(groups.ranks(rank))));
                 prop_assert!(ranks.is_sorted_by(|a, b| a + stride == *b));

@@ -55,7 +55,7 @@ pub(super) fn connect(control: &Control, timeout: Duration) -> Result<Vec<Peer>,
         check(control, missing, deadline, "it does not connect")?;
     }
     let peers = sockets.into_iter().enumerate();
-    Ok(peers.filter_map(|(rank, socket)| Some(Peer { rank, socket: socket? })).collect())
+    Ok(peers.filter_map(|(rank, socket)| Some(Peer::new(rank, socket?))).collect())
 }
 
 fn call(

@@ -1,5 +1,9 @@
-//! One exchange between every two ranks of a group.
+//! One exchange between every two ranks of a group, and messages from one rank to another.
+//!
+//! Each pair of ranks has one connection, on which bytes keep their order. A message waits in an outbox until
+//! the connection takes it, and every later call first sends what is in the outbox.
 
+use super::outbox::Outbox;
 use crate::control::Control;
 use crate::error::CommError;
 use crate::net::poll::{self, Interest};
@@ -22,28 +26,55 @@ const HEADER: usize = 48;
 pub(super) struct Peer {
     pub(super) rank: usize,
     pub(super) socket: TcpStream,
+    /// Messages to the rank that the connection has not taken yet.
+    pub(super) outbox: Outbox,
+    /// Collectives with the rank.
+    pub(super) collectives: u64,
+    /// Messages to the rank.
+    pub(super) sent: u64,
+    /// Messages from the rank.
+    pub(super) received: u64,
+}
+
+impl Peer {
+    pub(super) fn new(rank: usize, socket: TcpStream) -> Self {
+        Peer { rank, socket, outbox: Outbox::default(), collectives: 0, sent: 0, received: 0 }
+    }
+
+    /// Puts a message into the outbox, and sends what the connection takes.
+    pub(super) fn post(&mut self, groups: Groups, bytes: &[u8]) -> io::Result<()> {
+        let header = CallHeader::message(groups, self.sent, bytes.len());
+        self.sent += 1;
+        self.outbox.push([&header.encode(), bytes].concat());
+        self.outbox.advance(&self.socket).map(drop)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Collective {
+pub(super) enum CallKind {
     AllGather,
     AllToAll,
+    Message,
 }
 
-impl Collective {
+impl CallKind {
+    const ALL: [CallKind; 3] = [CallKind::AllGather, CallKind::AllToAll, CallKind::Message];
+
     pub(super) fn name(self) -> &'static str {
         match self {
-            Collective::AllGather => "all_gather",
-            Collective::AllToAll => "all_to_all",
+            CallKind::AllGather => "all_gather",
+            CallKind::AllToAll => "all_to_all",
+            CallKind::Message => "receive",
         }
     }
 }
 
-/// Description of a call, which must be equal on all ranks. It goes ahead of the bytes.
+/// Description of a call, which must be equal on both ranks. It goes ahead of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallHeader {
+    /// The calls of this kind between the two ranks before it.
     pub(super) number: u64,
-    pub(super) collective: Collective,
+    pub(super) kind: CallKind,
     pub(super) groups: Groups,
     pub(super) first: u64,
     /// Bytes that one rank sends to another.
@@ -51,10 +82,15 @@ pub(super) struct CallHeader {
 }
 
 impl CallHeader {
+    /// The header of a message from one rank to another.
+    fn message(groups: Groups, number: u64, bytes: usize) -> Self {
+        CallHeader { number, kind: CallKind::Message, groups, first: 0, bytes: bytes as u64 }
+    }
+
     fn encode(self) -> [u8; HEADER] {
         let mut to = [0; HEADER];
         let [size, stride] = [self.groups.size, self.groups.stride].map(|x| x as u64);
-        let words = [self.number, self.collective as u64, size, stride, self.first, self.bytes];
+        let words = [self.number, self.kind as u64, size, stride, self.first, self.bytes];
         for (to, word) in to.as_chunks_mut::<8>().0.iter_mut().zip(words) {
             *to = word.to_le_bytes();
         }
@@ -63,37 +99,70 @@ impl CallHeader {
 
     fn decode(from: &[u8; HEADER]) -> Option<Self> {
         let word = |i: usize| u64::from_le_bytes(from.as_chunks::<8>().0[i]);
-        let collective =
-            [Collective::AllGather, Collective::AllToAll].into_iter().find(|c| *c as u64 == word(1))?;
+        let kind = CallKind::ALL.into_iter().find(|kind| *kind as u64 == word(1))?;
         let groups = Groups { size: word(2) as usize, stride: word(3) as usize };
-        Some(CallHeader { number: word(0), collective, groups, first: word(4), bytes: word(5) })
+        Some(CallHeader { number: word(0), kind, groups, first: word(4), bytes: word(5) })
     }
 }
 
 impl fmt::Display for CallHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CallHeader { number, collective, groups: Groups { size, stride }, first, bytes } = self;
+        let CallHeader { number, kind, groups: Groups { size, stride }, first, bytes } = self;
         write!(
             f,
             "{} number {number} ({size} ranks at a distance of {stride}, first {first}, {bytes} bytes a rank)",
-            collective.name()
+            kind.name()
         )
     }
 }
 
-/// Progress with one peer. Counts include the header.
-struct PeerLane<'a> {
-    peer: &'a Peer,
-    send: &'a [u8],
+/// A call with one peer. Counts include the header.
+pub(super) struct PeerLane<'a> {
+    peer: &'a mut Peer,
+    header: CallHeader,
+    encoded: [u8; HEADER],
+    /// The bytes that this rank sends; none if it only receives.
+    send: Option<&'a [u8]>,
     sent: usize,
-    header: [u8; HEADER],
+    /// The header of the other rank's call.
+    other: [u8; HEADER],
     receive: &'a mut [u8],
     received: usize,
 }
 
-impl PeerLane<'_> {
+impl<'a> PeerLane<'a> {
+    /// A collective with `peer`, whose header has the number of the peer's collectives.
+    pub(super) fn exchange(
+        peer: &'a mut Peer,
+        header: CallHeader,
+        send: &'a [u8],
+        receive: &'a mut [u8],
+    ) -> Self {
+        let header = CallHeader { number: peer.collectives, ..header };
+        peer.collectives += 1;
+        PeerLane::new(peer, header, Some(send), receive)
+    }
+
+    /// The next message from `peer`.
+    pub(super) fn message(peer: &'a mut Peer, groups: Groups, receive: &'a mut [u8]) -> Self {
+        let header = CallHeader::message(groups, peer.received, receive.len());
+        peer.received += 1;
+        PeerLane::new(peer, header, None, receive)
+    }
+
+    fn new(peer: &'a mut Peer, header: CallHeader, send: Option<&'a [u8]>, receive: &'a mut [u8]) -> Self {
+        let (encoded, other) = (header.encode(), [0; HEADER]);
+        PeerLane { peer, header, encoded, send, sent: 0, other, receive, received: 0 }
+    }
+
     fn sends(&self) -> bool {
-        self.sent < HEADER + self.send.len()
+        !self.peer.outbox.is_empty() || self.is_unsent()
+    }
+
+    /// True if bytes of this call are left to send. Messages in the outbox are not: their receiver may be
+    /// late.
+    fn is_unsent(&self) -> bool {
+        self.send.is_some_and(|send| self.sent < HEADER + send.len())
     }
 
     fn receives(&self) -> bool {
@@ -101,22 +170,21 @@ impl PeerLane<'_> {
     }
 
     /// Sends what the socket takes. True if there was progress.
-    fn advance_send(&mut self, header: &[u8; HEADER]) -> io::Result<bool> {
-        let before = self.sent;
-        while self.sends() {
+    fn advance_send(&mut self) -> io::Result<bool> {
+        let mut progress = self.peer.outbox.advance(&self.peer.socket)?;
+        let Some(send) = self.send.filter(|_| self.peer.outbox.is_empty()) else { return Ok(progress) };
+        while self.sent < HEADER + send.len() {
             let rest = match self.sent.checked_sub(HEADER) {
-                None => &header[self.sent..],
-                Some(at) => &self.send[at..],
+                None => &self.encoded[self.sent..],
+                Some(at) => &send[at..],
             };
-            match (&self.peer.socket).write(rest) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(count) => self.sent += count,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
+            match write_some(&self.peer.socket, rest)? {
+                0 => break,
+                count => self.sent += count,
             }
+            progress = true;
         }
-        Ok(self.sent > before)
+        Ok(progress)
     }
 
     /// Receives what the socket has, up to the end of the header while it is incomplete. True if there was
@@ -126,7 +194,7 @@ impl PeerLane<'_> {
             return Ok(false);
         }
         let to = match self.received.checked_sub(HEADER) {
-            None => &mut self.header[self.received..],
+            None => &mut self.other[self.received..],
             Some(at) => &mut self.receive[at..],
         };
         match (&self.peer.socket).read(to) {
@@ -141,18 +209,26 @@ impl PeerLane<'_> {
     }
 }
 
-/// Sends to each of the other ranks of a group, and receives from it, all at once.
-pub(super) fn exchange(
-    others: Vec<(&Peer, &[u8], &mut [u8])>,
+/// Writes some of `bytes`, which are not empty. Returns their number: 0 if the socket takes none now.
+pub(super) fn write_some(mut socket: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
+    loop {
+        return match socket.write(bytes) {
+            Ok(0) => Err(ErrorKind::WriteZero.into()),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(0),
+            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            result => result,
+        };
+    }
+}
+
+/// Completes all of these calls at once, and sends meanwhile what is in the outboxes of `others`.
+pub(super) fn complete(
+    mut lanes: Vec<PeerLane<'_>>,
+    mut others: Vec<&mut Peer>,
     rank: usize,
-    header: CallHeader,
     control: &Control,
     timeout: Duration,
 ) -> Result<(), CommError> {
-    let encoded = header.encode();
-    let lane =
-        |(peer, send, receive)| PeerLane { peer, send, sent: 0, header: [0; HEADER], receive, received: 0 };
-    let mut lanes: Vec<PeerLane<'_>> = others.into_iter().map(lane).collect();
     if let Some(fault) = control.fault() {
         return Err(CommError::Aborted(fault));
     }
@@ -160,17 +236,20 @@ pub(super) fn exchange(
     loop {
         let mut progress = false;
         for lane in &mut lanes {
-            match advance(lane, header, &encoded) {
+            match advance(lane) {
                 Ok(advanced) => progress |= advanced,
                 Err(Stop::Mismatch(other)) => {
-                    let from = lane.peer.rank;
-                    tell(&mut lanes, &encoded);
-                    return Err(CommError::Mismatch(format!("rank {rank} {header}, rank {from} {other}")));
+                    let (own, from) = (lane.header, lane.peer.rank);
+                    tell(&mut lanes);
+                    return Err(CommError::Mismatch(format!("rank {rank} {own}, rank {from} {other}")));
                 }
                 Err(Stop::Gone) => return Err(reason(lane.peer.rank, control)),
             }
         }
-        let open = |lane: &&PeerLane<'_>| lane.receives() || lane.sends();
+        for peer in &mut others {
+            progress |= peer.outbox.advance(&peer.socket).map_err(|_| reason(peer.rank, control))?;
+        }
+        let open = |lane: &&PeerLane<'_>| lane.receives() || lane.is_unsent();
         let Some(waited_for) = lanes.iter().filter(|l| l.receives()).chain(&lanes).find(open) else {
             return Ok(());
         };
@@ -183,16 +262,21 @@ pub(super) fn exchange(
             return Err(CommError::Aborted(fault));
         }
         if waited >= timeout {
-            let (call, number) = (header.collective.name(), header.number);
-            return Err(CommError::Timeout { call, number, rank: waited_for.peer.rank, waited: timeout });
+            let CallHeader { kind, number, .. } = waited_for.header;
+            let rank = waited_for.peer.rank;
+            return Err(CommError::Timeout { call: kind.name(), number, rank, waited: timeout });
         }
-        let interests: Vec<Interest<'_>> = (lanes.iter().filter(open))
-            .map(|lane| Interest {
-                socket: lane.peer.socket.as_fd(),
-                reads: lane.receives(),
-                writes: lane.sends(),
-            })
-            .collect();
+        let of_lanes = lanes.iter().filter(open).map(|lane| Interest {
+            socket: lane.peer.socket.as_fd(),
+            reads: lane.receives(),
+            writes: lane.sends(),
+        });
+        let of_others = others.iter().filter(|peer| !peer.outbox.is_empty()).map(|peer| Interest {
+            socket: peer.socket.as_fd(),
+            reads: false,
+            writes: true,
+        });
+        let interests: Vec<Interest<'_>> = of_lanes.chain(of_others).collect();
         let limit = TICK.min(timeout - waited);
         poll::wait(&interests, limit).map_err(|e| CommError::System(format!("collectives: {e}")))?;
     }
@@ -211,30 +295,30 @@ impl From<io::Error> for Stop {
     }
 }
 
-fn advance(lane: &mut PeerLane<'_>, header: CallHeader, encoded: &[u8; HEADER]) -> Result<bool, Stop> {
+fn advance(lane: &mut PeerLane<'_>) -> Result<bool, Stop> {
     // A peer that has gone may have sent all that is needed from it: receiving comes first.
     let received = lane.advance_receive()?;
     if received && lane.received == HEADER {
-        match CallHeader::decode(&lane.header) {
-            Some(other) if other == header => {}
+        match CallHeader::decode(&lane.other) {
+            Some(other) if other == lane.header => {}
             Some(other) => return Err(Stop::Mismatch(other.to_string())),
             None => return Err(Stop::Mismatch("an unknown collective".into())),
         }
     }
-    Ok(lane.advance_send(encoded)? | received)
+    Ok(lane.advance_send()? | received)
 }
 
 /// Sends the headers that are not yet sent, so that the others see the mismatch too.
-fn tell(lanes: &mut [PeerLane<'_>], encoded: &[u8; HEADER]) {
+fn tell(lanes: &mut [PeerLane<'_>]) {
     for lane in lanes {
-        lane.send = &[];
+        lane.send = lane.send.map(|_| &[][..]);
         // The call has failed already.
-        let _ = lane.advance_send(encoded);
+        let _ = lane.advance_send();
     }
 }
 
 /// The reason for which `rank` has gone: the cause that ended the run, which comes over the control
 /// connection.
-fn reason(rank: usize, control: &Control) -> CommError {
+pub(super) fn reason(rank: usize, control: &Control) -> CommError {
     control.wait_for_fault(REASON).map_or(CommError::Left { rank }, CommError::Aborted)
 }

@@ -1,18 +1,22 @@
 //! Collectives over direct TCP connections between all ranks.
 //!
 //! For CPUs, and for tests of what runs on GPUs. Each collective is an exchange between every two ranks,
-//! which sends and receives at the same time. It cannot deadlock, whatever the sizes are.
+//! which sends and receives at the same time. It cannot deadlock, whatever the sizes are. Messages wait until
+//! the connection takes them, so their sender waits for no one.
 
 mod connect;
 mod exchange;
+mod outbox;
+mod postman;
 
 use crate::communicator::Communicator;
 use crate::control::Control;
 use crate::error::{Cause, CommError, Fault};
-use exchange::{CallHeader, Collective, Peer, exchange};
+use exchange::{CallHeader, CallKind, Peer, PeerLane, complete, reason};
+use postman::Postman;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use xtrain_rank::Groups;
 
@@ -24,16 +28,29 @@ pub struct TcpCommunicator {
     control: Arc<Control>,
     /// In milliseconds.
     timeout: AtomicU64,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
     sent_bytes: AtomicU64,
+    /// Sends what is in outboxes between calls, once there is a message.
+    postman: OnceLock<Result<Postman, CommError>>,
 }
 
 struct State {
     /// The other ranks, in order.
     peers: Vec<Peer>,
-    /// The number of the next collective.
-    number: u64,
     error: Option<CommError>,
+}
+
+impl State {
+    /// The connection with `other`, of the rank `rank`: the list has no place for it.
+    fn peer(&mut self, rank: usize, other: usize) -> &mut Peer {
+        &mut self.peers[if other < rank { other } else { other - 1 }]
+    }
+
+    /// Keeps the error of a call, with which later calls fail.
+    fn keep<T>(&mut self, result: Result<T, CommError>) -> Result<T, CommError> {
+        self.error = result.as_ref().err().cloned();
+        result
+    }
 }
 
 impl TcpCommunicator {
@@ -43,9 +60,10 @@ impl TcpCommunicator {
     /// The run has ended; a rank does not come within `timeout`.
     pub fn connect(control: &Arc<Control>, timeout: Duration) -> Result<Self, CommError> {
         let peers = connect::connect(control, timeout)?;
-        let state = Mutex::new(State { peers, number: 0, error: None });
-        let (control, sent_bytes) = (control.clone(), AtomicU64::new(0));
-        let communicator = TcpCommunicator { control, timeout: AtomicU64::new(0), state, sent_bytes };
+        let state = Arc::new(Mutex::new(State { peers, error: None }));
+        let (control, sent_bytes, postman) = (control.clone(), AtomicU64::new(0), OnceLock::new());
+        let communicator =
+            TcpCommunicator { control, timeout: AtomicU64::new(0), state, sent_bytes, postman };
         communicator.set_timeout(timeout);
         Ok(communicator)
     }
@@ -55,41 +73,50 @@ impl TcpCommunicator {
         self.timeout.store(timeout.as_millis() as u64, Ordering::Relaxed);
     }
 
+    /// The state, unless an earlier call has failed.
+    fn lock(&self) -> Result<MutexGuard<'_, State>, CommError> {
+        let state = lock(&self.state);
+        state.error.clone().map_or(Ok(state), Err)
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_millis(self.timeout.load(Ordering::Relaxed))
+    }
+
     /// Sends `sends[r]` to the rank at the place `r` of a group, and receives into `receives[r]` from it.
     /// Those of this rank are ignored.
-    fn run(
+    fn exchange(
         &self,
-        collective: Collective,
+        kind: CallKind,
         groups: Groups,
         first: usize,
         sends: &[&[u8]],
         receives: Vec<&mut [u8]>,
     ) -> Result<(), CommError> {
         let rank = self.rank();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(error) = &state.error {
-            return Err(error.clone());
-        }
+        let mut state = self.lock()?;
         let bytes = receives[groups.place(rank)].len() as u64;
-        let header = CallHeader { number: state.number, collective, groups, first: first as u64, bytes };
-        state.number += 1;
-        let timeout = Duration::from_millis(self.timeout.load(Ordering::Relaxed));
-        let operands = groups.ranks(rank).zip(sends.iter().copied().zip(receives));
-        let others = operands.filter(|(other, _)| *other != rank).map(|(other, (send, receive))| {
-            // The list has no place for this rank.
-            let peer = &state.peers[if other < rank { other } else { other - 1 }];
-            (peer, send, receive)
-        });
-        let result = exchange(others.collect(), rank, header, &self.control, timeout);
-        match &result {
-            Ok(()) => {
-                let sent = bytes * (groups.size as u64 - 1);
-                self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
+        let header = CallHeader { number: 0, kind, groups, first: first as u64, bytes };
+        let mut operands: Vec<_> = sends.iter().copied().zip(receives).map(Some).collect();
+        let (mut lanes, mut others) = (Vec::new(), Vec::new());
+        for peer in &mut state.peers {
+            let is_of_group = groups.ranks(rank).any(|other| other == peer.rank);
+            match operands[groups.place(peer.rank)].take_if(|_| is_of_group) {
+                Some((send, receive)) => lanes.push(PeerLane::exchange(peer, header, send, receive)),
+                None => others.push(peer),
             }
-            Err(error) => state.error = Some(error.clone()),
         }
-        result
+        let result = complete(lanes, others, rank, &self.control, self.time());
+        if result.is_ok() {
+            let sent = bytes * (groups.size as u64 - 1);
+            self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
+        }
+        state.keep(result)
     }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Communicator for TcpCommunicator {
@@ -118,7 +145,7 @@ impl Communicator for TcpCommunicator {
         // Piece p is of the place (first + p) % n.
         receives.rotate_right(first % n);
         receives[groups.place(self.rank())].copy_from_slice(input);
-        self.run(Collective::AllGather, groups, first, &vec![input; n], receives)
+        self.exchange(CallKind::AllGather, groups, first, &vec![input; n], receives)
     }
 
     fn all_to_all(
@@ -136,7 +163,39 @@ impl Communicator for TcpCommunicator {
         sends.rotate_right(first % n);
         let mut receives = pieces(output, n);
         receives[place].copy_from_slice(sends[place]);
-        self.run(Collective::AllToAll, groups, first, &sends, receives)
+        self.exchange(CallKind::AllToAll, groups, first, &sends, receives)
+    }
+
+    fn send(&self, groups: Groups, to: usize, message: &[u8]) -> Result<(), CommError> {
+        let rank = self.rank();
+        let to = groups.rank_at(rank, to);
+        let mut state = self.lock()?;
+        let posted = state.peer(rank, to).post(groups, message).map_err(|_| reason(to, &self.control));
+        let waits = posted.is_ok() && !state.peer(rank, to).outbox.is_empty();
+        state.keep(posted)?;
+        self.sent_bytes.fetch_add(message.len() as u64, Ordering::Relaxed);
+        if waits {
+            let start = || Postman::start(&self.state, &state.peers, &self.control);
+            let postman = self.postman.get_or_init(start).as_ref().map_err(CommError::clone)?;
+            drop(state);
+            postman.wake();
+        }
+        Ok(())
+    }
+
+    fn receive(&self, groups: Groups, from: usize, message: &mut [u8]) -> Result<(), CommError> {
+        let rank = self.rank();
+        let from = groups.rank_at(rank, from);
+        let mut state = self.lock()?;
+        let (mut lanes, mut others, mut message) = (Vec::new(), Vec::new(), Some(message));
+        for peer in &mut state.peers {
+            match message.take_if(|_| peer.rank == from) {
+                Some(message) => lanes.push(PeerLane::message(peer, groups, message)),
+                None => others.push(peer),
+            }
+        }
+        let result = complete(lanes, others, rank, &self.control, self.time());
+        state.keep(result)
     }
 
     fn fault(&self) -> Option<Fault> {
@@ -144,7 +203,7 @@ impl Communicator for TcpCommunicator {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        Some(Duration::from_millis(self.timeout.load(Ordering::Relaxed)))
+        Some(self.time())
     }
 
     fn abort(&self, cause: Cause, message: &str) -> Fault {

@@ -28,20 +28,20 @@ fn on_communicators<T: Send>(
 
 fn run(
     communicator: &TcpCommunicator,
-    collective: Collective,
+    kind: CallKind,
     first: usize,
     input: &[u8],
 ) -> Result<Vec<u8>, CommError> {
     let n = communicator.world_size();
-    let mut output = vec![0; if collective == Collective::AllGather { n * input.len() } else { input.len() }];
-    match collective {
-        Collective::AllGather => communicator.all_gather(communicator.world(), first, input, &mut output)?,
-        Collective::AllToAll => communicator.all_to_all(communicator.world(), first, input, &mut output)?,
+    let mut output = vec![0; if kind == CallKind::AllGather { n * input.len() } else { input.len() }];
+    match kind {
+        CallKind::AllGather => communicator.all_gather(communicator.world(), first, input, &mut output)?,
+        _ => communicator.all_to_all(communicator.world(), first, input, &mut output)?,
     }
     Ok(output)
 }
 
-const BOTH: [Collective; 2] = [Collective::AllGather, Collective::AllToAll];
+const BOTH: [CallKind; 2] = [CallKind::AllGather, CallKind::AllToAll];
 
 /// The groups of which there are some among `n` ranks: all ranks, each alone, and halves of both kinds.
 fn groups_of(n: usize) -> Vec<Groups> {
@@ -93,17 +93,100 @@ fn a_group_does_not_wait_for_another() {
 fn sizes_beyond_all_buffers_do_not_deadlock() {
     let sums = on_communicators(3, LONG, |communicator| {
         let own = vec![communicator.rank() as u8; 3 * 20_000_000];
-        let output = run(communicator, Collective::AllToAll, 1, &own).expect("a collective");
+        let output = run(communicator, CallKind::AllToAll, 1, &own).expect("a collective");
         output.len()
     });
     assert_eq!(sums, [60_000_000; 3]);
 }
 
+/// The next and the previous rank of all.
+fn neighbours(communicator: &TcpCommunicator) -> [usize; 2] {
+    let (n, rank) = (communicator.world_size(), communicator.rank());
+    [(rank + 1) % n, (rank + n - 1) % n]
+}
+
+#[test]
+fn messages_arrive_in_order_between_collectives() {
+    on_communicators(3, LONG, |communicator| {
+        let (world, [next, previous]) = (communicator.world(), neighbours(communicator));
+        for round in 0..20u8 {
+            // All send before one receives, and a message may be empty.
+            let bytes = [0, 1, 1001, 70_000][usize::from(round) % 4];
+            for n in 0..3 {
+                communicator.send(world, next, &vec![round + n; bytes]).expect("a message");
+            }
+            communicator.send(world, previous, &[round]).expect("a message");
+            for n in 0..3 {
+                let mut message = vec![0; bytes];
+                communicator.receive(world, previous, &mut message).expect("a message");
+                assert!(message.iter().all(|&byte| byte == round + n));
+            }
+            communicator.receive(world, next, &mut [0]).expect("a message");
+            check(communicator, world, true, 0, 100).expect("a collective");
+        }
+        assert_eq!(communicator.sent_bytes(), 20 * 201 + 5 * 3 * (1 + 1001 + 70_000));
+    });
+}
+
+#[test]
+fn messages_beyond_all_buffers_do_not_wait_for_the_receiver() {
+    let (received, is_received) = mpsc::channel();
+    let is_received = Mutex::new(is_received);
+    on_communicators(2, LONG, |communicator| {
+        let (world, other) = (communicator.world(), 1 - communicator.rank());
+        let message = vec![communicator.rank() as u8; 40_000_000];
+        communicator.send(world, other, &message).expect("a message");
+        communicator.send(world, other, &message).expect("a message");
+        let mut from_other = message.clone();
+        // Rank 0 makes no call until rank 1 has all that it sent.
+        if communicator.rank() == 0 {
+            is_received.lock().expect("no panic").recv_timeout(LONG).expect("both messages");
+        }
+        for _ in 0..2 {
+            communicator.receive(world, other, &mut from_other).expect("a message");
+            assert!(from_other.iter().all(|&byte| usize::from(byte) == other));
+        }
+        received.send(()).expect("rank 0");
+    });
+}
+
+#[test]
+fn a_message_of_another_length_is_a_mismatch() {
+    let results = on_communicators(2, LONG, |communicator| {
+        let world = communicator.world();
+        if communicator.rank() == 0 {
+            communicator.send(world, 1, &[1, 2]).expect("a message");
+            return communicator.control.wait_for_fault(LONG).expect("the abort of rank 1").message;
+        }
+        let error = communicator.receive(world, 0, &mut [0; 3]).expect_err("another length");
+        communicator.control.abort(Cause::Failure, &error.to_string());
+        error.to_string()
+    });
+    let call = "receive number 0 (2 ranks at a distance of 1, first 0,";
+    let line = format!(
+        "the ranks called different collectives: rank 1 {call} 3 bytes a rank), rank 0 {call} 2 bytes a rank)"
+    );
+    assert_eq!(results, [line.clone(), line]);
+}
+
+#[test]
+fn a_rank_that_leaves_ends_the_wait_for_its_message() {
+    let lines = on_ranks(2, |control| {
+        let control = Arc::new(control);
+        let communicator = TcpCommunicator::connect(&control, LONG).expect("connections");
+        match control.world().rank.index {
+            0 => String::new(),
+            _ => fault(communicator.receive(communicator.world(), 0, &mut [0; 8])),
+        }
+    });
+    assert_eq!(lines[1], format!("rank 0 ({}): it left the run before its end", host_name()));
+}
+
 #[test]
 fn sent_bytes_are_counted() {
     let counts = on_communicators(3, LONG, |communicator| {
-        run(communicator, Collective::AllGather, 0, &[0; 10]).expect("a collective");
-        run(communicator, Collective::AllToAll, 0, &[0; 12]).expect("a collective");
+        run(communicator, CallKind::AllGather, 0, &[0; 10]).expect("a collective");
+        run(communicator, CallKind::AllToAll, 0, &[0; 12]).expect("a collective");
         let alone = Groups { size: 1, stride: 1 };
         communicator.all_to_all(alone, 0, &[0; 9], &mut [0; 9]).expect("a collective");
         communicator.sent_bytes()
@@ -118,7 +201,7 @@ fn a_slow_rank_is_waited_for() {
         if communicator.rank() == 1 {
             thread::sleep(Duration::from_millis(400));
         }
-        run(communicator, Collective::AllGather, 0, &[communicator.rank() as u8])
+        run(communicator, CallKind::AllGather, 0, &[communicator.rank() as u8])
     });
     assert_eq!(results, vec![Ok(vec![0, 1, 2]); 3]);
 }
@@ -127,10 +210,10 @@ fn a_slow_rank_is_waited_for() {
 fn a_rank_that_does_not_come_is_named_after_the_timeout() {
     let timeout = Duration::from_millis(700);
     let results = on_communicators(2, timeout, |communicator| {
-        run(communicator, Collective::AllGather, 0, &[1]).expect("a collective");
+        run(communicator, CallKind::AllGather, 0, &[1]).expect("a collective");
         if communicator.rank() == 0 {
-            let error = run(communicator, Collective::AllToAll, 0, &[1, 2]).expect_err("a timeout");
-            let again = run(communicator, Collective::AllToAll, 0, &[1, 2]);
+            let error = run(communicator, CallKind::AllToAll, 0, &[1, 2]).expect_err("a timeout");
+            let again = run(communicator, CallKind::AllToAll, 0, &[1, 2]);
             assert_eq!(again, Err(error.clone()));
             communicator.control.abort(Cause::Failure, &error.to_string());
             return error.to_string();
@@ -145,16 +228,16 @@ fn a_rank_that_does_not_come_is_named_after_the_timeout() {
 fn different_calls_are_a_mismatch_on_each_rank_that_sees_them() {
     type Change = fn(&TcpCommunicator) -> Result<Vec<u8>, CommError>;
     let changes: [Change; 3] = [
-        |c| run(c, Collective::AllToAll, 0, &[0; 3]),
-        |c| run(c, Collective::AllGather, 1, &[0; 3]),
-        |c| run(c, Collective::AllGather, 0, &[0; 4]),
+        |c| run(c, CallKind::AllToAll, 0, &[0; 3]),
+        |c| run(c, CallKind::AllGather, 1, &[0; 3]),
+        |c| run(c, CallKind::AllGather, 0, &[0; 4]),
     ];
     for change in changes {
         let results = on_communicators(3, LONG, |communicator| {
-            run(communicator, Collective::AllGather, 0, &[5; 3]).expect("a collective");
+            run(communicator, CallKind::AllGather, 0, &[5; 3]).expect("a collective");
             let result = match communicator.rank() {
                 1 => change(communicator),
-                _ => run(communicator, Collective::AllGather, 0, &[0; 3]),
+                _ => run(communicator, CallKind::AllGather, 0, &[0; 3]),
             };
             if let Err(error) = &result {
                 communicator.control.abort(Cause::Failure, &error.to_string());
@@ -204,7 +287,7 @@ fn an_abort_wakes_a_blocked_collective_within_a_second() {
             communicator.control.abort(Cause::Failure, "disk full");
             return Duration::ZERO;
         }
-        let blocked = run(communicator, Collective::AllGather, 0, &[0; 4_000_000]);
+        let blocked = run(communicator, CallKind::AllGather, 0, &[0; 4_000_000]);
         assert_eq!(fault(blocked), format!("rank 2 ({}): disk full", host_name()));
         aborted.lock().expect("no panic").expect("it has aborted").elapsed()
     });
@@ -215,10 +298,10 @@ fn an_abort_wakes_a_blocked_collective_within_a_second() {
 #[test]
 fn a_shorter_time_holds_for_later_collectives() {
     let results = on_communicators(2, LONG, |communicator| {
-        run(communicator, Collective::AllGather, 0, &[1]).expect("a collective");
+        run(communicator, CallKind::AllGather, 0, &[1]).expect("a collective");
         communicator.set_timeout(Duration::from_millis(300));
         match communicator.rank() {
-            0 => run(communicator, Collective::AllGather, 0, &[1]).map(drop),
+            0 => run(communicator, CallKind::AllGather, 0, &[1]).map(drop),
             _ => {
                 // It comes late.
                 thread::sleep(Duration::from_millis(900));
@@ -237,8 +320,8 @@ fn several_communicators_do_not_mix() {
         let control = Arc::new(control);
         let [a, b] = [(); 2].map(|()| TcpCommunicator::connect(&control, LONG).expect("connections"));
         let rank = control.world().rank.index as u8;
-        let first = run(&b, Collective::AllGather, 0, &[rank + 10]).expect("a collective");
-        let second = run(&a, Collective::AllGather, 0, &[rank]).expect("a collective");
+        let first = run(&b, CallKind::AllGather, 0, &[rank + 10]).expect("a collective");
+        let second = run(&a, CallKind::AllGather, 0, &[rank]).expect("a collective");
         control.finish().expect("an orderly end");
         [first, second].concat()
     });

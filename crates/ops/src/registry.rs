@@ -10,11 +10,12 @@ use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::{CudaKernel, KernelSource};
 use xtrain_program::measure_casts::MeasureOps;
+use xtrain_program::pipeline::PipelineOps;
 use xtrain_program::quantize::QuantizeOps;
 use xtrain_program::shard::ShardOps;
 use xtrain_program::wire::{CastTokens, WireOps};
 use xtrain_program::{Groups, KernelTable, Op, PassOps, Quantization, RowShard};
-use xtrain_tensor::{CpuKernel, DType, Scaling};
+use xtrain_tensor::{CpuKernel, DType, Scaling, TensorType};
 
 /// CPU kernels by op.
 pub type CpuKernels = KernelTable<dyn CpuKernel>;
@@ -243,6 +244,16 @@ impl ShardOps for PassSet {
 
     fn transpose_block_scales(&self, cols: usize) -> Arc<dyn Op> {
         Arc::new(crate::transpose_bytes::TransposeBlockScales { cols })
+    }
+}
+
+impl PipelineOps for PassSet {
+    fn send(&self, groups: Groups, to: usize) -> Arc<dyn Op> {
+        Arc::new(crate::collective::Send { groups, to })
+    }
+
+    fn receive(&self, groups: Groups, from: usize, ty: TensorType) -> Arc<dyn Op> {
+        Arc::new(crate::collective::Receive { groups, from, ty })
     }
 }
 

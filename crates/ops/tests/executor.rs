@@ -11,15 +11,18 @@ use std::sync::{Arc, Barrier, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 use xtrain_cuda::{CudaDevice, CudaError, Gpu, Installed, Library, NcclId};
-use xtrain_distributed::{CommError, Communicator, Groups, Pace, PaceTime, Sending, ThreadCommunicator};
+use xtrain_distributed::{
+    CommError, Communicator, Groups, Pace, PaceTime, Path, Sending, ThreadCommunicator,
+};
 use xtrain_ops::add::Add;
-use xtrain_ops::collective::{AllGather, ReduceScatter};
+use xtrain_ops::collective::{AllGather, Receive, ReduceScatter, Send};
 use xtrain_ops::grad_norm::GradNorm;
+use xtrain_ops::pack_sums::PackSums;
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
-use xtrain_program::{Lane, Parallel, Program, StateKind, Tracer, ValueId};
+use xtrain_program::{Lane, Parallel, Program, Role, Stage, StateKind, Tracer, ValueId};
 use xtrain_rank::Rank;
 use xtrain_runtime::{
-    CpuEngine, CudaEngine, Engine, EngineError, NcclGroups, Part, ProgramId, groups_of_run,
+    Checks, CpuEngine, CudaEngine, Engine, EngineError, NcclGroups, Part, ProgramId, Turn, groups_of_run,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -413,6 +416,82 @@ fn ranks_add_by_nccl() -> Result<(), Failed> {
     Ok(())
 }
 
+/// A stage of a pipeline of two: the first sends in + state, and adds both this and what returns to its sum
+/// in the backward; the second adds its state, and returns that in the backward.
+fn stage_of_two(stage: usize) -> Result<Program, Failed> {
+    let groups = Groups::world(2);
+    let mut tracer = Tracer::default();
+    let state = tracer.state(StateKind::Master, "state", vector(SMALL));
+    let first = match stage {
+        0 => tracer.input("in", vector(SMALL)),
+        _ => tracer.site("stage").emit(Receive { groups, from: 0, ty: vector(SMALL) }, &[])?[0],
+    };
+    let saved = tracer.site("sum").emit(Add, &[first, state])?[0];
+    if stage == 0 {
+        tracer.site("stage").emit(Send { groups, to: 1 }, &[saved])?;
+    }
+    let mut tracer = Tracer::new(tracer.finish(), Stage::Backward, Role::Dgrad);
+    match stage {
+        0 => {
+            let back = tracer.site("stage").emit(Receive { groups, from: 1, ty: vector(SMALL) }, &[])?[0];
+            let both = tracer.site("sum").emit(PackSums, &[saved, back])?[0];
+            tracer.output("out", both);
+        }
+        _ => {
+            tracer.site("stage").emit(Send { groups, to: 0 }, &[saved])?;
+        }
+    }
+    let mut program = tracer.finish();
+    program.slots = 2 - stage;
+    Ok(program)
+}
+
+/// Each micro-batch's backward reads what its own forward has saved, though another forward ran between them.
+fn stages_keep_what_micro_batches_save() -> Result<(), Failed> {
+    const MICRO_STEPS: usize = 5;
+    let run = |communicator: ThreadCommunicator| -> Result<(), Failed> {
+        let stage = communicator.rank();
+        let mut engine = engine()?.with_communicator(Arc::new(communicator));
+        engine.set_checks(Checks { poison: true, numerics: false });
+        let slots = 2 - stage;
+        let id = engine.load(stage_of_two(stage)?)?;
+        engine.write_state(StateKind::Master, "state", &filled(0.5, SMALL))?;
+        let place = |n: usize| (Turn::of(n, MICRO_STEPS), n % slots);
+        for step in 0..3 {
+            let value = |n: usize| (step * MICRO_STEPS + n) as f32;
+            let mut backwards = 0..MICRO_STEPS;
+            for n in 0..MICRO_STEPS {
+                if stage == 0 {
+                    engine.write_input(id, "in", &filled(value(n), SMALL))?;
+                }
+                let (turn, slot) = place(n);
+                engine.run(id, Part::Forward(turn, slot))?;
+                let done = if n + 1 == MICRO_STEPS { MICRO_STEPS } else { (n + 2).saturating_sub(slots) };
+                while backwards.start < done
+                    && let Some(n) = backwards.next()
+                {
+                    let (turn, slot) = place(n);
+                    engine.run(id, Part::Backward(turn, slot))?;
+                }
+            }
+            if stage == 0 {
+                let outputs = engine.outputs(id)?;
+                let sent: f32 = (0..MICRO_STEPS).map(|n| value(n) + 0.5).sum();
+                let bytes = outputs.get("out")?;
+                check("what was saved", &bytes[..4 * SMALL], sent);
+                check("what returned", &bytes[4 * SMALL..], sent + 0.5 * MICRO_STEPS as f32);
+            }
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let ranks = ThreadCommunicator::world(2).into_iter();
+        let ranks: Vec<_> = ranks.map(|communicator| scope.spawn(|| run(communicator))).collect();
+        let ran: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect();
+        ran.into_iter().collect::<Result<(), Failed>>()
+    })
+}
+
 /// Ranks that give the GPU a second.
 struct Impatient(ThreadCommunicator);
 
@@ -443,6 +522,14 @@ impl Communicator for Impatient {
         output: &mut [u8],
     ) -> Result<(), CommError> {
         self.0.all_to_all(groups, first, input, output)
+    }
+
+    fn send(&self, groups: Groups, to: usize, message: &[u8]) -> Result<(), CommError> {
+        self.0.send(groups, to, message)
+    }
+
+    fn receive(&self, groups: Groups, from: usize, message: &mut [u8]) -> Result<(), CommError> {
+        self.0.receive(groups, from, message)
     }
 
     fn sent_bytes(&self) -> u64 {
@@ -599,7 +686,7 @@ fn collectives_with_absent_ranks_take_their_time() -> Result<(), Failed> {
         let all = tracer.site(name).emit(op, &[input])?[0];
         tracer.output(&format!("all {name}"), all);
     }
-    let gathers = Sending { groups: Groups::world(3), in_ring: true };
+    let gathers = Sending { groups: Groups::world(3), path: Path::Ring };
     let time = PaceTime { latency: Duration::from_millis(30), bandwidth: 1e6 };
     let pace = Pace { times: vec![(gathers, time)] };
     let gpu = Gpu::open(0)?;
@@ -627,13 +714,14 @@ fn main() {
     let gpu = common::gpu();
     let has_gpus = gpu.is_some() && CudaDevice::all().is_ok_and(|gpus| gpus.len() >= 2);
     let has_nccl = has_gpus && Installed::open(Library::Nccl).is_ok();
-    let all: [(&str, Test); 15] = [
+    let all: [(&str, Test); 16] = [
         ("runs_in_flight_keep_their_inputs_and_outputs", runs_in_flight_keep_their_inputs_and_outputs),
         ("state_changes_between_runs_in_flight", state_changes_between_runs_in_flight),
         ("programs_are_loaded_beside_runs_in_flight", programs_are_loaded_beside_runs_in_flight),
         ("lanes_wait_for_each_other", lanes_wait_for_each_other),
         ("two_lanes_wait_for_each_other", two_lanes_wait_for_each_other),
         ("ranks_exchange_through_the_host", ranks_exchange_through_the_host),
+        ("stages_keep_what_micro_batches_save", stages_keep_what_micro_batches_save),
         ("collectives_of_one_process_are_recorded", collectives_of_one_process_are_recorded),
         ("collectives_with_absent_ranks_take_their_time", collectives_with_absent_ranks_take_their_time),
         ("ranks_exchange_by_nccl", ranks_exchange_by_nccl),

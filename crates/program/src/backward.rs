@@ -4,7 +4,8 @@
 //! Contracts: the gradient of an activation has the activation's type. Its first writer assigns it; further
 //! gradients of the same value are added. The gradient of a parameter has the master's type, is state, and
 //! accumulates over micro-steps: its first writer in the list overwrites it in the first micro-step of a step
-//! and adds in the following ones; further writers (of tied weights) always add.
+//! and adds in the following ones; further writers (of tied weights) always add, or are kept apart in a sum
+//! of their own.
 
 use crate::{
     Backward, Code, Differentiable, OpError, Output, PassOps, Program, StateKind, Storage, ValueId, WriteMode,
@@ -60,10 +61,32 @@ pub fn backward(
     wrt: &[ValueId],
     ops: &dyn PassOps,
 ) -> Result<(Program, Vec<Option<ValueId>>), BackwardError> {
+    differentiate(program, roots, wrt, false, ops)
+}
+
+/// As [`backward`], but the gradients of the further uses of a parameter are in
+/// [`crate::Parameter::tied_gradient`].
+pub fn backward_of_each_use(
+    program: Program,
+    roots: &[Root],
+    wrt: &[ValueId],
+    ops: &dyn PassOps,
+) -> Result<(Program, Vec<Option<ValueId>>), BackwardError> {
+    differentiate(program, roots, wrt, true, ops)
+}
+
+fn differentiate(
+    program: Program,
+    roots: &[Root],
+    wrt: &[ValueId],
+    keeps_uses_apart: bool,
+    ops: &dyn PassOps,
+) -> Result<(Program, Vec<Option<ValueId>>), BackwardError> {
     let needs_grad = needing_gradients(&program, wrt);
     let parameters = program.parameters_by_value();
     let (losses, grads) = (Vec::new(), HashMap::new());
-    let mut cx = Backward { program, parameters, losses, grads, needs_grad, ops, current: 0 };
+    let mut cx =
+        Backward { program, parameters, losses, grads, needs_grad, ops, keeps_uses_apart, current: 0 };
     for root in roots {
         match root.grad {
             Some(grad) => drop(cx.grads.insert(root.value, grad)),

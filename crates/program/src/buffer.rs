@@ -1,7 +1,8 @@
 //! Scratch buffers: the spans of scratch memory that a program needs, before they have offsets.
 
 use crate::order::Order;
-use crate::{Lane, Op, Program, Storage, ValueId};
+use crate::{Lane, Op, Program, Stage, Storage, ValueId, WriteMode};
+use std::collections::HashSet;
 use xtrain_tensor::TensorType;
 use xtrain_tensor::host::ALIGN_BYTES;
 
@@ -25,6 +26,9 @@ pub(crate) struct Buffer {
     pub(crate) offset: usize,
     /// For each lane, the position after the last user; 0 without users.
     pub(crate) done: Clock,
+    /// True if the backward reads it in another part of the step than the one that wrote it, so that each
+    /// micro-batch needs one.
+    pub(crate) is_in_slots: bool,
 }
 
 /// The contents of a span of scratch.
@@ -56,6 +60,7 @@ pub(crate) fn scratch(program: &Program, order: &Order, workspace: &WorkspaceOf<
         }
     }
     let transient = |v: ValueId| matches!(program.value(v).storage, Storage::Transient);
+    let saved = saved(program);
     let mut owner: Vec<Option<usize>> = vec![None; program.values.len()];
     let mut buffers: Vec<Buffer> = Vec::new();
     for (i, instance) in program.instances.iter().enumerate() {
@@ -87,6 +92,7 @@ pub(crate) fn scratch(program: &Program, order: &Order, workspace: &WorkspaceOf<
                 buffers.len() - 1
             });
             owner[v.0 as usize] = Some(b);
+            buffers[b].is_in_slots |= saved.contains(&v);
             if let Holds::Values(values) = &mut buffers[b].holds {
                 values.push(v);
             }
@@ -107,9 +113,25 @@ pub(crate) fn scratch(program: &Program, order: &Order, workspace: &WorkspaceOf<
     buffers
 }
 
+/// The values that the backward reads of the forward, if both run apart: those that an instance of the
+/// backward reads before one writes them.
+fn saved(program: &Program) -> HashSet<ValueId> {
+    let (mut saved, mut written) = (HashSet::new(), HashSet::new());
+    if program.slots == 0 {
+        return saved;
+    }
+    for instance in program.instances.iter().filter(|i| i.origin.stage == Stage::Backward) {
+        let added_to = instance.outputs.iter().filter(|o| o.mode == WriteMode::Add).map(|o| o.value);
+        saved.extend(instance.inputs.iter().copied().chain(added_to).filter(|v| !written.contains(v)));
+        written.extend(instance.outputs.iter().map(|o| o.value));
+    }
+    saved
+}
+
 impl Buffer {
     fn new(bytes: usize, holds: Holds, first: usize) -> Self {
-        Buffer { bytes, holds, first, users: Vec::new(), offset: 0, done: [0; Lane::COUNT] }
+        let done = [0; Lane::COUNT];
+        Buffer { bytes, holds, first, users: Vec::new(), offset: 0, done, is_in_slots: false }
     }
 
     fn is_used_by(&mut self, instance: usize, order: &Order) {

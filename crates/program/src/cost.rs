@@ -101,6 +101,11 @@ impl Cost {
         Cost { kernels: Vec::new(), sent_bytes: piece_bytes as f64 * (groups.size - 1) as f64 }
     }
 
+    /// The cost of a message of so many bytes, for its sender.
+    pub fn of_message(bytes: usize) -> Cost {
+        Cost { kernels: Vec::new(), sent_bytes: bytes as f64 }
+    }
+
     /// Floating-point operations of all kernels.
     pub fn flops(&self) -> f64 {
         self.kernels.iter().map(|kernel| kernel.times as f64 * kernel.arithmetic.flops()).sum()

@@ -30,6 +30,7 @@ mod op;
 pub mod order;
 mod origin;
 mod parallel;
+pub mod pipeline;
 mod plan;
 pub mod precision;
 mod program;

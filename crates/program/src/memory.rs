@@ -57,7 +57,7 @@ impl MemoryTable {
         self.rows.iter().map(|r| r.bytes).sum()
     }
 
-    pub(crate) fn new(program: &Program, buffers: &[Buffer], region_bytes: [usize; 3]) -> Self {
+    pub(crate) fn new(program: &Program, buffers: &[Buffer], region_bytes: &[usize]) -> Self {
         let mut rows: BTreeMap<Purpose, usize> = BTreeMap::new();
         let mut peak_at = String::new();
         let mut elsewhere = workspaces(program, buffers);
@@ -73,10 +73,14 @@ impl MemoryTable {
             };
             *rows.entry(purpose).or_default() += program.ty(id).bytes();
         }
-        if let Some(peak) = peak(program.instances.len(), buffers) {
+        let (saved, within): (Vec<&Buffer>, Vec<&Buffer>) = buffers.iter().partition(|b| b.is_in_slots);
+        for b in saved {
+            *rows.entry(purpose(program, b)).or_default() += b.bytes * program.slots;
+        }
+        if let Some(peak) = peak(program.instances.len(), &within) {
             let origin = &program.instances[peak].origin;
             peak_at = format!("{origin} ({})", origin.role.name());
-            for b in buffers.iter().filter(|b| live(b).contains(&peak)) {
+            for b in within.into_iter().filter(|b| live(b).contains(&peak)) {
                 let producer = &program.instances[b.first];
                 if matches!(b.holds, Holds::Workspace(_)) {
                     elsewhere.remove(&workspace_of(producer));
@@ -146,7 +150,7 @@ fn live(b: &Buffer) -> std::ops::RangeInclusive<usize> {
 }
 
 /// The instance at which most scratch bytes are live.
-fn peak(instances: usize, buffers: &[Buffer]) -> Option<usize> {
+fn peak(instances: usize, buffers: &[&Buffer]) -> Option<usize> {
     let mut change = vec![0i64; instances + 1];
     for b in buffers {
         change[*live(b).start()] += b.bytes as i64;

@@ -138,11 +138,13 @@ pub fn runs(program: &Program) -> Vec<Range<usize>> {
     runs
 }
 
-/// True if `instance` is a collective that may be issued together with those of `run`.
+/// True if `instance` is a collective that may be issued together with those of `run`. Messages may not:
+/// their ranks run other programs.
 fn joins(run: &[Instance], instance: &Instance) -> bool {
     let kind = |i: &Instance| {
         let (collective, groups) = i.code.op().collective()?;
-        Some((discriminant(&collective), groups, i.lane, i.phase(), i.when, i.origin.block))
+        let kind = (discriminant(&collective), groups, i.lane, i.phase(), i.when, i.origin.block);
+        (!collective.is_message()).then_some(kind)
     };
     let is_independent = |other: &Instance| {
         let (written, writes) = (other.outputs[0].value, instance.outputs[0].value);

@@ -10,6 +10,9 @@ use xtrain_tensor::DType;
 pub struct Parallel {
     /// This rank among all.
     pub rank: Rank,
+    /// Stages of the pipeline, each with equally many consecutive ranks (GPipe; Huang et al., arXiv
+    /// 1811.06965). It divides the number of ranks. Everything else here is about the ranks of a stage.
+    pub pipeline: usize,
     /// Groups of ranks that each hold all state together (hybrid sharding; Zhao et al., arXiv 2304.11277,
     /// section 3.2.2). It divides the number of ranks. Rank r is of the replica r / n, for n ranks of each.
     pub replicas: usize,
@@ -95,6 +98,7 @@ impl Parallel {
     /// One process.
     pub const ALONE: Parallel = Parallel {
         rank: Rank::ALONE,
+        pipeline: 1,
         replicas: 1,
         expert: 1,
         shard: Shard::None,
@@ -110,9 +114,29 @@ impl Parallel {
         Groups::world(self.rank.world_size)
     }
 
+    /// The ranks of a stage, which train one part of the model on different data.
+    pub const fn stage_groups(&self) -> Groups {
+        Groups { size: self.rank.world_size / self.pipeline, stride: 1 }
+    }
+
+    /// The ranks of a pipeline: one of each stage, in their order, which train on the same data.
+    pub const fn pipeline_groups(&self) -> Groups {
+        Groups { size: self.pipeline, stride: self.stage_groups().size }
+    }
+
+    /// The stage of this rank.
+    pub const fn stage(&self) -> usize {
+        self.pipeline_groups().place(self.rank.index)
+    }
+
+    /// This rank among those that train on different data: rank r of n trains on micro-batches r, r + n, ...
+    pub const fn data_rank(&self) -> Rank {
+        self.stage_groups().rank_within(self.rank.index)
+    }
+
     /// The number of ranks of a replica, among which state is cut.
     pub const fn shards(&self) -> usize {
-        self.rank.world_size / self.replicas
+        self.stage_groups().size / self.replicas
     }
 
     /// The ranks of a replica.

@@ -1,8 +1,9 @@
 //! The memory planner: it gives every value an offset before anything is allocated.
 //!
-//! Memory has three regions: `State` (across steps: masters, moments, gradients, caches, constants), `Io`
-//! (inputs and outputs of the host) and `Scratch` (within a phase). Two scratch values may share bytes only
-//! if every use of one completes before the first use of the other starts ([`Order`]), in any lanes.
+//! Memory has four regions: `State` (across steps: masters, moments, gradients, caches, constants), `Io`
+//! (inputs and outputs of the host), `Scratch` (within a phase) and, for a stage of a pipeline, `Slots` (from
+//! the forward of a micro-batch to its backward). Two scratch values may share bytes only if every use of one
+//! completes before the first use of the other starts ([`Order`]), in any lanes.
 //!
 //! Placement is greedy by size (Pisarchyk & Lee, "Efficient Memory Management for Deep Neural Net Inference",
 //! arXiv 2001.03288, section 5.2): largest buffer first, each at the lowest offset without a conflict.
@@ -19,7 +20,9 @@ pub struct Plan {
     /// The workspace of each instance's kernel.
     pub workspaces: Vec<Vec<(TensorType, Location)>>,
     /// Bytes of each region, in the order of [`Region`].
-    pub region_bytes: [usize; 3],
+    pub region_bytes: [usize; Region::COUNT],
+    /// Bytes of a slot: [`Region::Slots`] has one after the other, and places in it are those in the first.
+    pub slot_bytes: usize,
     /// Bytes of the inputs, which precede the outputs in [`Region::Io`] and are copied as one.
     pub input_bytes: usize,
     /// The memory by purpose.
@@ -46,6 +49,13 @@ pub enum Region {
     Io,
     /// Reused within a step; programs share it.
     Scratch,
+    /// Keeps what the backward of each micro-batch reads of its forward; each program has its own.
+    Slots,
+}
+
+impl Region {
+    /// The number of regions.
+    pub const COUNT: usize = 4;
 }
 
 impl Plan {
@@ -57,7 +67,7 @@ impl Plan {
     pub fn new(program: &Program, workspace: &WorkspaceOf<'_>) -> Self {
         let order = Order::new(program);
         let mut locations = vec![None; program.values.len()];
-        let mut region_bytes = [0usize; 3];
+        let mut region_bytes = [0usize; Region::COUNT];
         // Returns the end of the region.
         let mut place_all = |region: Region, is_in_region: fn(&Storage) -> bool| {
             let end = &mut region_bytes[region as usize];
@@ -72,10 +82,19 @@ impl Plan {
         let input_bytes = place_all(Region::Io, |s| matches!(s, Storage::Input { .. }));
         place_all(Region::Io, |s| matches!(s, Storage::Output { .. }));
         let mut buffers = scratch(program, &order, workspace);
-        region_bytes[Region::Scratch as usize] = assign(&mut buffers, &order);
+        let (saved, within): (Vec<&mut Buffer>, Vec<&mut Buffer>) =
+            buffers.iter_mut().partition(|b| b.is_in_slots);
+        region_bytes[Region::Scratch as usize] = assign(within, &order);
+        let mut slot_bytes = 0;
+        for buffer in saved {
+            buffer.offset = slot_bytes;
+            slot_bytes += buffer.bytes;
+        }
+        region_bytes[Region::Slots as usize] = slot_bytes * program.slots;
         let mut workspaces = vec![Vec::new(); program.instances.len()];
         for b in &buffers {
-            let location = |bytes| Location { region: Region::Scratch, offset: b.offset, bytes };
+            let region = if b.is_in_slots { Region::Slots } else { Region::Scratch };
+            let location = |bytes| Location { region, offset: b.offset, bytes };
             match &b.holds {
                 Holds::Values(values) => {
                     values.iter().for_each(|v| {
@@ -85,8 +104,8 @@ impl Plan {
                 Holds::Workspace(ty) => workspaces[b.first].push((*ty, location(ty.bytes()))),
             }
         }
-        let memory = MemoryTable::new(program, &buffers, region_bytes);
-        Plan { locations, workspaces, region_bytes, input_bytes, memory }
+        let memory = MemoryTable::new(program, &buffers, &region_bytes);
+        Plan { locations, workspaces, region_bytes, slot_bytes, input_bytes, memory }
     }
 
     /// The location of `value`.
@@ -120,7 +139,7 @@ struct Occupant {
 }
 
 /// Gives every buffer an offset; returns the bytes of the region.
-fn assign(buffers: &mut [Buffer], order: &Order) -> usize {
+fn assign(mut buffers: Vec<&mut Buffer>, order: &Order) -> usize {
     // Empty buffers need no place.
     let mut by_size: Vec<usize> = (0..buffers.len()).filter(|&b| buffers[b].bytes > 0).collect();
     by_size.sort_by_key(|&b| (std::cmp::Reverse(buffers[b].bytes), buffers[b].first));
@@ -130,7 +149,7 @@ fn assign(buffers: &mut [Buffer], order: &Order) -> usize {
     let mut slots: Vec<Slot> = Vec::new();
     let mut total = 0;
     for b in by_size {
-        let Buffer { bytes, first, done, .. } = buffers[b];
+        let Buffer { bytes, first, done, .. } = *buffers[b];
         let clock = order.clock(first);
         let earlier = |occupants: &[Occupant]| occupants.partition_point(|o| precedes(&o.done, &clock));
         let mut offset = 0;

@@ -193,6 +193,7 @@ pub fn program(program: &Program, ops: &dyn ShardOps) -> Result<Program, TraceEr
             quantized,
             quantized_rows,
             gradient: None,
+            tied_gradient: None,
             shard: p.shard,
             amax_groups: p.amax_groups,
             cast_from: p.cast_from.map(&mut copy),

@@ -18,6 +18,7 @@ mod reduce;
 mod slots;
 mod weights;
 
+use crate::pipeline::PipelineOps;
 use crate::quantize::QuantizeOps;
 use crate::{Op, Parallel, ParameterCut, PassOps, Program, Quantization, RowShard, TraceError};
 use std::collections::HashMap;
@@ -27,7 +28,7 @@ use std::sync::Arc;
 pub const MICRO_STEP: &str = "micro_step";
 
 /// The ops that the pass inserts.
-pub trait ShardOps: PassOps + QuantizeOps {
+pub trait ShardOps: PassOps + QuantizeOps + PipelineOps {
     /// The op that gathers the pieces of a parameter.
     fn all_gather(&self, cut: RowShard) -> Arc<dyn Op>;
     /// The op that sends each piece of a parameter to its rank.
@@ -59,12 +60,23 @@ pub trait ShardOps: PassOps + QuantizeOps {
     fn transpose_block_scales(&self, cols: usize) -> Arc<dyn Op>;
 }
 
+/// A parameter that the first and the last stage of a pipeline both have, and add the gradients of.
+#[derive(Clone, Copy, Debug)]
+pub struct Tie<'a> {
+    /// Its name.
+    pub parameter: &'a str,
+    /// The place of the other of both stages in the pipeline.
+    pub other: usize,
+}
+
 /// Spreads a program over the ranks of `parallel`, given the cut of each parameter by its name. `updates` is
-/// true for a step that ends with an update, which needs the gradients of all ranks.
+/// true for a step that ends with an update, which needs the gradients of all ranks, and of both stages that
+/// have a `tie`.
 pub fn apply(
     mut program: Program,
     parallel: &Parallel,
     cuts: &HashMap<String, ParameterCut>,
+    tie: Option<Tie<'_>>,
     updates: bool,
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {
@@ -80,7 +92,7 @@ pub fn apply(
         pieces::cut_state(&mut program, parallel.gather, cuts, ops);
     }
     if updates {
-        program = reduce::reduce(program, parallel, cuts, ops)?;
+        program = reduce::reduce(program, parallel, cuts, tie, ops)?;
     }
     Ok(program)
 }

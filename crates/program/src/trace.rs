@@ -96,6 +96,7 @@ impl Tracer {
                 quantized: Vec::new(),
                 quantized_rows: Vec::new(),
                 gradient: None,
+                tied_gradient: None,
                 shard: None,
                 amax_groups: None,
                 cast_from: None,

@@ -13,6 +13,8 @@ pub enum Payload {
     Gradients,
     /// Tokens on their way to the experts of other ranks and back, and gradients of them.
     Tokens,
+    /// Activations on their way to the next stage of a pipeline, and gradients on their way back.
+    Activations,
     /// Copies of parameters after the update.
     Copies,
     /// Numbers of a step: losses, squares of gradients, amaxes.
@@ -21,12 +23,21 @@ pub enum Payload {
 
 impl Payload {
     /// All payloads.
-    pub const ALL: [Payload; 5] =
-        [Payload::Weights, Payload::Gradients, Payload::Tokens, Payload::Copies, Payload::Numbers];
+    pub const ALL: [Payload; 6] = [
+        Payload::Weights,
+        Payload::Gradients,
+        Payload::Tokens,
+        Payload::Activations,
+        Payload::Copies,
+        Payload::Numbers,
+    ];
 
     /// The payload of a collective, or of an instance that prepares or completes one.
     pub fn from_instance(instance: &Instance) -> Payload {
+        let is_message =
+            instance.code.op().collective().is_some_and(|(collective, _)| collective.is_message());
         match (instance.origin.role, instance.origin.stage) {
+            (Role::Forward | Role::Dgrad, _) if is_message => Payload::Activations,
             (Role::Gather, Stage::Update) => Payload::Copies,
             (Role::Gather, _) => Payload::Weights,
             (Role::Reduce, _) => Payload::Gradients,
@@ -43,6 +54,7 @@ impl Payload {
             Payload::Weights => "weights",
             Payload::Gradients => "gradients",
             Payload::Tokens => "tokens",
+            Payload::Activations => "activations",
             Payload::Copies => "copies",
             Payload::Numbers => "numbers",
         }

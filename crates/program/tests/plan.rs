@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use xtrain_program::order::Order;
 use xtrain_program::{
-    Instance, Lane, MemoryRow, Op, OpError, Plan, Program, Purpose, Region, Storage, Tracer, ValueId,
+    Instance, Lane, MemoryRow, Op, OpError, Plan, Program, Purpose, Region, Role, Stage, Storage, Tracer,
+    ValueId,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -218,6 +219,33 @@ fn a_chain_needs_two_buffers_and_an_in_place_chain_one() {
         }
         let plan = plan(&t.finish());
         assert_eq!(plan.region_bytes[Region::Scratch as usize], buffers * 1024);
+    }
+}
+
+/// Of the forward's values, the backward reads one directly, and one after it was changed in place; it writes
+/// a third before it reads it.
+#[test]
+fn what_the_backward_reads_of_the_forward_is_in_slots() {
+    let op = |in_place| Any { outputs: vec![1024], workspace: 0, in_place };
+    let mut t = Tracer::default();
+    let a = t.emit(op(false), &[]).expect("takes anything")[0];
+    let b = t.emit(op(false), &[a]).expect("takes anything")[0];
+    let changed = t.emit(op(true), &[b]).expect("takes anything")[0];
+    let own = t.emit(op(false), &[changed]).expect("takes anything")[0];
+    let mut t = Tracer::new(t.finish(), Stage::Backward, Role::Dgrad);
+    t.emit_into(op(false), &[a], &[Some(own)]).expect("takes anything");
+    t.emit(op(false), &[changed, own]).expect("takes anything");
+    let mut program = t.finish();
+    for slots in [0, 1, 3] {
+        program.slots = slots;
+        let plan = plan(&program);
+        let saved = if slots > 0 { Region::Slots } else { Region::Scratch };
+        let regions = [a, b, changed, own].map(|v| plan.location(v).region);
+        assert_eq!(regions, [saved, saved, saved, Region::Scratch], "{slots} slots");
+        let expected = if slots > 0 { (2 * 1024, slots * 2 * 1024) } else { (0, 0) };
+        assert_eq!((plan.slot_bytes, plan.region_bytes[Region::Slots as usize]), expected);
+        let of_table: usize = plan.memory.total_bytes();
+        assert_eq!(of_table, plan.total_bytes(), "{slots} slots");
     }
 }
 

@@ -8,14 +8,15 @@
 
 use crate::error::EngineError;
 use crate::part::Part;
-use xtrain_distributed::{CommError, Communicator, Groups, Sending};
+use xtrain_distributed::{CommError, Communicator, Groups, Path, Sending};
 use xtrain_program::{Collective, Instance, Op, Phase, Program};
 use xtrain_tensor::{DType, TensorType};
 
 /// Bytes of the tensor of all ranks with its padding, for a collective with an input and an output of these
 /// bytes.
 pub(crate) fn padded_bytes(collective: Collective, groups: Groups, input: usize, output: usize) -> usize {
-    collective.piece_bytes(groups, input, output) * groups.size
+    let pieces = if collective.is_message() { 1 } else { groups.size };
+    collective.piece_bytes(groups, input, output) * pieces
 }
 
 /// The buffer that a collective needs on the host: for the padded tensor if a piece has padding, and for the
@@ -23,20 +24,26 @@ pub(crate) fn padded_bytes(collective: Collective, groups: Groups, input: usize,
 pub(crate) fn workspace(op: &dyn Op, inputs: &[TensorType]) -> Option<TensorType> {
     let (collective, groups) = op.collective()?;
     let outputs = op.infer(inputs).ok()?;
-    let (input, output) = (inputs[0].bytes(), outputs[0].bytes());
+    let [input, output] = [inputs, &outputs].map(|types| types.first().map_or(0, TensorType::bytes));
     let padded = padded_bytes(collective, groups, input, output);
     let if_padded = |of_all_ranks: usize| if padded > of_all_ranks { padded } else { 0 };
     let bytes = match collective {
         Collective::AllGather { .. } => if_padded(output),
         Collective::AllToAll { .. } => if_padded(input),
         Collective::ReduceScatter { .. } => padded + if_padded(input),
+        Collective::Send { .. } | Collective::Receive { .. } => 0,
     };
     (bytes > 0).then(|| TensorType::new(DType::U8, [bytes]))
 }
 
 /// The kind of a collective of such groups, by which its time is known.
 pub fn sending(collective: Collective, groups: Groups) -> Sending {
-    Sending { groups, in_ring: collective.is_ring() }
+    let path = match collective {
+        _ if collective.is_message() => Path::One,
+        _ if collective.is_ring() => Path::Ring,
+        _ => Path::All,
+    };
+    Sending { groups, path }
 }
 
 /// Fails if `program` has a collective of a group into which the ranks of this run cannot be divided.
@@ -96,6 +103,7 @@ pub(crate) fn run(
             output.copy_from_slice(&pieces[..output.len()]);
             Ok(())
         }
+        Collective::Send { .. } | Collective::Receive { .. } => run_padded(communicator, call, input, output),
     }
 }
 
@@ -123,6 +131,8 @@ pub(crate) fn run_padded(
             add_pieces(output, groups.size);
             Ok(())
         }
+        Collective::Send { to } => communicator.send(groups, to, input),
+        Collective::Receive { from } => communicator.receive(groups, from, output),
     }
 }
 

@@ -47,8 +47,10 @@ pub struct CpuEngine {
 
 struct CpuProgram {
     program: Program,
-    /// The spans of values, by id.
+    /// The spans of values, by id; of values in slots, in the first.
     spans: Vec<Option<ChunkSpan>>,
+    /// The chunk of slots, and the bytes of one.
+    slots: (usize, usize),
     /// The workspace of each instance.
     workspaces: Vec<Vec<(TensorType, ChunkSpan)>>,
     /// The name and the place of each output among the outputs' bytes.
@@ -140,20 +142,27 @@ impl CpuEngine {
         all.into_iter().filter(|&index| part.runs(&program.instances[index])).collect()
     }
 
-    /// Allocates the state and constants that `program` uses and the engine lacks, its exchange with the host
-    /// (`io` bytes), and `scratch` bytes in all. Returns the chunk of the exchange.
-    fn allocate_for(&mut self, program: &Program, io: usize, scratch: usize) -> Result<usize, EngineError> {
+    /// Allocates the state and constants that `program` uses and the engine lacks, chunks of its own of so
+    /// many bytes, and `scratch` bytes in all. Returns these chunks.
+    fn allocate_for(
+        &mut self,
+        program: &Program,
+        own: [usize; 2],
+        scratch: usize,
+    ) -> Result<[usize; 2], EngineError> {
         let missing = self.state.missing(program)?;
         let grown = scratch.saturating_sub(self.memory.scratch_bytes());
-        let needed_bytes = [missing.bytes, io, grown, sum(&self.work_bytes)]
+        let needed_bytes = [missing.bytes, own[0], own[1], grown, sum(&self.work_bytes)]
             .into_iter()
             .fold(self.memory.total_bytes(), usize::saturating_add);
         let refused = EngineError::Memory { needed_bytes, available_bytes: self.limit_bytes };
         if self.limit_bytes.is_some_and(|limit| needed_bytes as u64 > limit) {
             return Err(refused);
         }
-        let room = self.memory.grow_scratch(scratch).and_then(|()| self.memory.add(io));
-        let io = room.ok_or_else(|| refused.clone())?;
+        let memory = &mut self.memory;
+        let chunks =
+            memory.grow_scratch(scratch).and_then(|()| Some([memory.add(own[0])?, memory.add(own[1])?]));
+        let chunks = chunks.ok_or_else(|| refused.clone())?;
         if missing.bytes > 0 {
             let chunk = self.memory.add(missing.bytes).ok_or(refused)?;
             let place = |offset, bytes| ChunkSpan { chunk, offset, bytes };
@@ -163,15 +172,18 @@ impl CpuEngine {
                 Ok::<_, EngineError>(())
             })?;
         }
-        Ok(io)
+        Ok(chunks)
     }
 
     fn run_instance(&mut self, id: ProgramId, index: usize, part: Part) -> Result<(), EngineError> {
         let first = part.is_first();
-        let CpuProgram { program, spans, workspaces, .. } = &self.programs[id.0];
+        let CpuProgram { program, spans, workspaces, slots: (slots, slot_bytes), .. } = &self.programs[id.0];
         let instance = &program.instances[index];
         let op = instance.code.op();
-        let span = |v: ValueId| spans[v.0 as usize].expect("every operand is planned");
+        let span = |v: ValueId| {
+            let span = spans[v.0 as usize].expect("every operand is planned");
+            if span.chunk == *slots { span.later(part.slot() * slot_bytes) } else { span }
+        };
 
         let outputs = instance.outputs.iter().map(|o| (program.ty(o.value), o.mode, span(o.value)));
         let workspace = workspaces[index].iter().map(|&(ty, span)| (ty, WriteMode::Assign, span));
@@ -197,9 +209,12 @@ impl CpuEngine {
             instance.inputs.iter().zip(&over).map(|(&v, &over)| if over { none } else { span(v) }).collect();
         let (read, mut lent) = self.memory.lend(&reads, &writes);
         if let Some(call) = op.collective() {
-            let (output, padded) = lent.split_first_mut().expect("a collective has one output");
-            let padded = padded.first_mut().map_or(&mut [][..], |padded| padded);
-            collective::run(&*self.communicator, call, read[0], output, padded)
+            // A message has no input or no output, and one of both may be empty.
+            let (outputs, work) = lent.split_at_mut(instance.outputs.len());
+            let [output, padded] =
+                [outputs, work].map(|spans| spans.first_mut().map_or(&mut [][..], |span| span));
+            let input = read.first().copied().unwrap_or_default();
+            collective::run(&*self.communicator, call, input, output, padded)
                 .map_err(|error| collective::failed(instance, part, error))?;
         } else {
             let kernel = self.kernels.find(op).ok_or_else(|| EngineError::no_kernel(instance, DEVICE))?;
@@ -232,7 +247,11 @@ impl Engine for CpuEngine {
         add_work(&mut self.work_bytes, &self.kernels, &program, rayon::current_num_threads());
         let plan = Plan::new(&program, &cpu_workspace(&self.kernels));
         let region = |r: Region| plan.region_bytes[r as usize];
-        let io = self.allocate_for(&program, region(Region::Io), region(Region::Scratch))?;
+        let [io, slots] = self.allocate_for(
+            &program,
+            [region(Region::Io), region(Region::Slots)],
+            region(Region::Scratch),
+        )?;
         let within = |chunk, at: Location| ChunkSpan { chunk, offset: at.offset, bytes: at.bytes };
         let place = |id: ValueId| {
             let location = plan.locations[id.0 as usize]?;
@@ -240,6 +259,7 @@ impl Engine for CpuEngine {
                 Region::State => self.state.span(program.value(id))?,
                 Region::Io => within(io, location),
                 Region::Scratch => within(SCRATCH, location),
+                Region::Slots => within(slots, location),
             })
         };
         let spans = program.ids().map(place).collect();
@@ -248,7 +268,8 @@ impl Engine for CpuEngine {
         };
         let workspaces = plan.workspaces.iter().map(workspace).collect();
         let outputs = Arc::new(output_places(&program));
-        self.programs.push(CpuProgram { program, spans, workspaces, outputs });
+        let slots = (slots, plan.slot_bytes);
+        self.programs.push(CpuProgram { program, spans, slots, workspaces, outputs });
         Ok(ProgramId(self.programs.len() - 1))
     }
 

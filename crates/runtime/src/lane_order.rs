@@ -17,7 +17,7 @@ use xtrain_tensor::Philox;
 pub(crate) fn random_order(program: &Program, part: Part, rng: &Philox) -> Vec<usize> {
     let order = Order::new(program);
     let mut waiting: [VecDeque<Range<usize>>; Lane::COUNT] = Default::default();
-    let mut is_done: Vec<bool> = program.instances.iter().map(|i| !part.includes(i.phase())).collect();
+    let mut is_done: Vec<bool> = program.instances.iter().map(|i| !part.includes(i)).collect();
     for run in runs(program).into_iter().filter(|run| !is_done[run.start]) {
         waiting[program.instances[run.start].lane as usize].push_back(run);
     }

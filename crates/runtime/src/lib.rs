@@ -22,6 +22,6 @@ pub use cpu::{CpuEngine, cpu_work_bytes, cpu_workspace};
 pub use cuda::{CudaEngine, NcclGroups, cuda_workspace, groups_of_run};
 pub use engine::{Engine, Outputs, Ticket};
 pub use error::EngineError;
-pub use part::{Part, ProgramId};
+pub use part::{Part, ProgramId, Turn};
 pub use state::StateEntry;
 pub use timing::{Timed, TimedWork, Timing};

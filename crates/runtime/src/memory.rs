@@ -10,6 +10,13 @@ pub(crate) struct ChunkSpan {
     pub(crate) bytes: usize,
 }
 
+impl ChunkSpan {
+    /// The span that begins so many bytes later.
+    pub(crate) fn later(self, bytes: usize) -> ChunkSpan {
+        ChunkSpan { offset: self.offset + bytes, ..self }
+    }
+}
+
 /// Chunks of memory. The first is scratch, which grows to the needs of the largest program.
 pub(crate) struct Memory {
     chunks: Vec<AlignedBytes>,

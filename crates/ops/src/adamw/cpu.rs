@@ -106,7 +106,7 @@ impl AdamW {
         let mut blocks = Vec::new();
         for (p, parameter) in self.parameters.iter().enumerate() {
             let grad = inputs[CONTROLS + OPERANDS * p + 3];
-            let rng = Philox::new(self.seed, applied, SITES + p as u32);
+            let rng = Philox::new(self.seed, applied, SITES + (self.first_parameter + p) as u32);
             let AdamWParameter { weight_decay, first_element, .. } = *parameter;
             let rest = Rest { grad, weight_decay, rng, first: first_element };
             let states = [next(), next(), next()];

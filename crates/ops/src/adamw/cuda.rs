@@ -123,7 +123,7 @@ impl CudaKernel for AdamW {
             rest1: (1.0 - self.beta1) as f32,
             rest2: (1.0 - self.beta2) as f32,
             eps: self.eps as f32,
-            sites: SITES,
+            sites: SITES + self.first_parameter as u32,
             seed_low: self.seed as u32,
             seed_high: (self.seed >> 32) as u32,
         };

@@ -54,11 +54,14 @@ pub const SITES: u32 = 1 << 31;
 /// compute copies are written from the unchanged masters.
 ///
 /// Moments in bf16 are rounded by the stream (t, [`SITES`] + p) of the seed, with p the index of the
-/// parameter among `parameters`: element i of the parameter by its word i, m by the lower half and v by the
-/// upper ([`round_bf16_stochastic`](xtrain_tensor::formats::round_bf16_stochastic)).
+/// parameter among those of the model, `first_parameter` for the first of `parameters`: element i of the
+/// parameter by its word i, m by the lower half and v by the upper
+/// ([`round_bf16_stochastic`](xtrain_tensor::formats::round_bf16_stochastic)).
 #[derive(Clone, Debug)]
 pub struct AdamW {
     parameters: Vec<AdamWParameter>,
+    /// The index of the first among those of the model.
+    first_parameter: usize,
     beta1: f64,
     beta2: f64,
     eps: f64,
@@ -83,8 +86,8 @@ pub struct AdamWParameter {
 }
 
 impl AdamW {
-    /// An update of these parameters with the decay rates of the moments, the addend to the root of the
-    /// second moment, and the seed of stochastic rounding.
+    /// An update of these parameters, the first of a model, with the decay rates of the moments, the addend
+    /// to the root of the second moment, and the seed of stochastic rounding.
     pub fn new(parameters: Vec<AdamWParameter>, [beta1, beta2]: [f64; 2], eps: f64, seed: u64) -> Self {
         let mut in_place = Vec::with_capacity(3 * parameters.len());
         let mut output = 0;
@@ -93,7 +96,13 @@ impl AdamW {
             in_place.extend((0..3).map(|k| (output + k, input + k)));
             output += 3 + usize::from(parameter.compute.is_some());
         }
-        AdamW { parameters, beta1, beta2, eps, seed, in_place, measured: Vec::new(), casts: Vec::new() }
+        let (measured, casts) = (Vec::new(), Vec::new());
+        AdamW { parameters, first_parameter: 0, beta1, beta2, eps, seed, in_place, measured, casts }
+    }
+
+    /// This update of parameters that follow others in the model.
+    pub fn from_parameter(self, first: usize) -> Self {
+        AdamW { first_parameter: first, ..self }
     }
 
     /// The outputs that are new masters.

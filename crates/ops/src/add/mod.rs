@@ -1,5 +1,5 @@
-//! In-place sum of two tensors. The backward pass inserts it to sum the gradients of a value that is read
-//! more than once.
+//! In-place sum of two tensors: the residual stream at the end of a pipeline's stage, and the gradients of a
+//! value that is read more than once.
 
 mod cpu;
 mod cuda;
@@ -8,7 +8,7 @@ mod samples;
 
 use crate::on_gpu::OnGpu;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Op, OpError};
+use xtrain_program::{Backward, Differentiable, Op, OpError};
 use xtrain_tensor::TensorType;
 
 /// `(a, b) -> a + b`, in place of a. Both are floats of one type and shape.
@@ -30,6 +30,14 @@ impl Op for Add {
 
     fn in_place(&self) -> &[(usize, usize)] {
         &[(0, 0)]
+    }
+}
+
+impl Differentiable for Add {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dy) = cx.grad(0) else { return Ok(()) };
+        cx.set_grad(0, dy)?;
+        cx.set_grad(1, dy)
     }
 }
 

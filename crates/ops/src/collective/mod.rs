@@ -1,5 +1,5 @@
 //! Collectives: all-gather, all-to-all and reduce-scatter of tensors that are cut by rows among the ranks of
-//! a group.
+//! a group, and messages from one rank to another.
 //!
 //! They have no kernels; engines move the data ([`xtrain_program::Collective`]). A piece has a fixed number
 //! of rows, because the program is the same on every rank. If the pieces have more rows than the tensor, the
@@ -9,12 +9,14 @@
 
 mod all_gather;
 mod all_to_all;
+mod message;
 mod reduce_scatter;
 #[cfg(test)]
 mod tests;
 
 pub use all_gather::AllGather;
 pub use all_to_all::AllToAll;
+pub use message::{Receive, Send};
 pub use reduce_scatter::ReduceScatter;
 
 use xtrain_program::{Groups, OpError};

@@ -1,6 +1,6 @@
 //! Tests of the shapes of collectives, and of the programs that contain them.
 
-use super::{AllGather, AllToAll, ReduceScatter};
+use super::{AllGather, AllToAll, Receive, ReduceScatter, Send};
 use crate::messages::assert_message;
 use xtrain_program::{Groups, Lane, Op, Tracer};
 use xtrain_tensor::{DType, TensorType};
@@ -36,6 +36,18 @@ fn pieces_are_rows_of_the_tensor_of_all_ranks() {
     let words = |shape: &[usize]| TensorType { dtype: DType::F64, shape: xtrain_tensor::Shape::new(shape) };
     assert_eq!(gather(0, 4).infer(&[words(&[1])]), Ok(vec![words(&[4])]));
     assert_eq!(exchange(0, 1).infer(&[words(&[2])]), Ok(vec![words(&[4, 1])]));
+}
+
+#[test]
+fn messages_have_an_input_or_an_output() {
+    let ty = TensorType::new(DType::E4M3, [3, 5]);
+    let (send, receive) = (Send { groups: GROUPS, to: 3 }, Receive { groups: GROUPS, from: 0, ty });
+    assert_eq!((send.infer(&[ty]), receive.infer(&[])), (Ok(vec![]), Ok(vec![ty])));
+    assert_eq!([send.cost(&[ty], &[]).sent_bytes, receive.cost(&[], &[ty]).sent_bytes], [15.0, 0.0]);
+    let absent = "place 4 of 4 ranks";
+    assert!(refusal(&Send { to: 4, ..send }, ty).contains(absent));
+    let refused = Receive { from: 4, ..receive }.infer(&[]).expect_err("it is refused").to_string();
+    assert!(refused.contains(absent), "{refused}");
 }
 
 #[test]

@@ -16,7 +16,9 @@ use crate::on_gpu::OnGpu;
 use crate::{float_shaped, matrix};
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Rebuild, Role, Source, ValueId};
+use xtrain_program::{
+    Backward, Collective, Differentiable, Instance, Op, OpError, Operand, Rebuild, Role, Source, ValueId,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(x_td, w_d) -> (y_td, rstd_t)`.
@@ -52,7 +54,12 @@ impl Differentiable for RmsNorm {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dy) = cx.grad(0) else { return Ok(()) };
         let (x, rstd, w) = (cx.input(0), cx.output(1), cx.input(1));
-        let [dx, dw] = grad(cx, &[dy, x, rstd, w], 1)?;
+        // Of the sum with which an earlier stage of a pipeline ends: the bits are those of `AddRmsNorm`.
+        let is_receive =
+            |i: &Instance| matches!(i.code.op().collective(), Some((Collective::Receive { .. }, _)));
+        let residual = if cx.producer(0).is_some_and(is_receive) { cx.take_grad(0) } else { None };
+        let inputs: Vec<ValueId> = [dy, x, rstd, w].into_iter().chain(residual).collect();
+        let [dx, dw] = grad(cx, &inputs, 1)?;
         cx.set_grad(0, dx)?;
         cx.set_grad(1, dw)
     }

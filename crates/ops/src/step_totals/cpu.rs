@@ -1,6 +1,6 @@
 //! CPU kernels of [`RankWords`] and [`StepTotals`].
 
-use super::{FLAGS, Losses, PieceUnits, RankWords, Squares, StepTotals};
+use super::{FLAGS, Losses, PlacedUnits, RankWords, Squares, StepTotals};
 use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
 
 impl CpuKernel for RankWords {
@@ -26,14 +26,12 @@ impl CpuKernel for StepTotals {
         let ranks: Vec<&[f64]> = words.chunks(self.words()).collect();
         let squared_norm = match &self.squares {
             Squares::Whole => ranks[0][0],
-            Squares::Pieces(pieces) => {
-                let mut before = 0;
-                let of_gradient = |gradient: &PieceUnits| {
-                    let place = before..before + gradient.units;
-                    before = place.end;
+            squares => {
+                let of_gradient = |gradient: PlacedUnits| {
+                    let place = gradient.before..gradient.before + gradient.units.units;
                     gradient.ranks().flat_map(|rank| ranks[rank][place.clone()].iter()).sum::<f64>()
                 };
-                pieces.iter().map(of_gradient).sum()
+                squares.placed().into_iter().map(of_gradient).sum()
             }
         };
         // Of a word of each rank, and so many after it: the first of all ranks, then the second of all.
@@ -41,7 +39,7 @@ impl CpuKernel for StepTotals {
             (first..first + count).flat_map(|word| ranks.iter().map(move |rank| rank[word])).sum()
         };
         let losses: Vec<f64> = (0..self.columns())
-            .map(|column| total(self.square_words() + column * self.micro_batches, self.micro_batches))
+            .map(|column| total(self.squares.words() + column * self.micro_batches, self.micro_batches))
             .collect();
         let flags = self.words() - FLAGS;
         let amax = if total(flags, 1) > 0.0 { f32::INFINITY } else { 0.0 };

@@ -1,7 +1,7 @@
 //! Launches of the GPU kernels of [`RankWords`] and [`StepTotals`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Losses, PieceUnits, RankWords, Squares, StepTotals};
+use super::{Losses, PieceUnits, PlacedUnits, RankWords, StepTotals};
 use crate::device::table;
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
@@ -43,7 +43,7 @@ kernel_struct! {
         first: u32,
         units: u32,
         before: u32,
-        padding: u32,
+        first_rank: u32,
     }
 
     struct TotalsArguments {
@@ -97,35 +97,24 @@ impl CudaKernel for RankWords {
 impl CudaKernel for StepTotals {
     /// One sum for each gradient.
     fn workspace(&self, _: &[TensorType]) -> Vec<TensorType> {
-        match &self.squares {
-            Squares::Whole => Vec::new(),
-            Squares::Pieces(pieces) => vec![TensorType::new(DType::F64, [pieces.len()])],
+        match self.squares.placed().len() {
+            0 => Vec::new(),
+            gradients => vec![TensorType::new(DType::F64, [gradients])],
         }
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let output = |n: usize| operands.outputs[n].place;
         let words = operands.inputs[0];
-        let mut before = 0;
-        let gradients: Vec<Gradient> = match &self.squares {
-            Squares::Whole => Vec::new(),
-            Squares::Pieces(pieces) => {
-                let gradient = |&PieceUnits { parts, shard, first, units }: &PieceUnits| {
-                    before += units as u32;
-                    Gradient {
-                        parts: parts.size as u32,
-                        part_stride: parts.stride as u32,
-                        pieces: shard.size as u32,
-                        piece_stride: shard.stride as u32,
-                        first: first as u32,
-                        units: units as u32,
-                        before: before - units as u32,
-                        padding: 0,
-                    }
-                };
-                pieces.iter().map(gradient).collect()
-            }
+        let gradient = |PlacedUnits { units: of, first_rank, before }| {
+            let PieceUnits { parts, shard, first, units } = of;
+            let numbers =
+                [parts.size, parts.stride, shard.size, shard.stride, first, units, before, first_rank];
+            let [parts, part_stride, pieces, piece_stride, first, units, before, first_rank] =
+                numbers.map(|number| number as u32);
+            Gradient { parts, part_stride, pieces, piece_stride, first, units, before, first_rank }
         };
+        let gradients: Vec<Gradient> = self.squares.placed().into_iter().map(gradient).collect();
         let count = gradients.len() as u32;
         let gradients = table(gpu, &gradients)?;
         let arguments = TotalsArguments {
@@ -140,7 +129,7 @@ impl CudaKernel for StepTotals {
             sources: operands.outputs.get(5).map_or(DevicePtr(0), |sources| sources.place),
             ranks: words.ty.shape[0] as u32,
             rank_words: words.ty.shape[1] as u32,
-            square_words: self.square_words() as u32,
+            square_words: self.squares.words() as u32,
             micro_batches: self.micro_batches as u32,
             columns: self.columns() as u32,
             count,

@@ -30,7 +30,7 @@ struct Gradient {
     u32 first;
     u32 units;
     u32 before;
-    u32 padding;
+    u32 first_rank;
 };
 
 struct TotalsArguments {
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_totals(TotalsArgument
         double sum = 0.0;
         for (u32 piece = 0; piece < gradient.parts * gradient.pieces; piece++) {
             u32 part = piece / gradient.pieces, place = (gradient.first + piece) % gradient.pieces;
-            u64 rank = part * gradient.part_stride + place * gradient.piece_stride;
+            u64 rank = gradient.first_rank + part * gradient.part_stride + place * gradient.piece_stride;
             const double* words = args.words + rank * args.rank_words;
 #pragma unroll 8
             for (u32 unit = 0; unit < gradient.units; unit++) sum += words[gradient.before + unit];

@@ -97,6 +97,62 @@ pub enum Squares {
     Whole,
     /// The units of the pieces of each gradient, or one unit of all gradients.
     Pieces(Vec<PieceUnits>),
+    /// Those of each stage of a pipeline, whose gradients so many ranks have. Words after those of a stage
+    /// with fewer are not read.
+    OfStages {
+        /// Ranks of a stage.
+        ranks: usize,
+        /// The pieces of each stage, in the order of stages.
+        pieces: Vec<Vec<PieceUnits>>,
+    },
+}
+
+/// The units of a gradient, and their place among the words of all ranks.
+#[derive(Clone, Copy)]
+struct PlacedUnits {
+    units: PieceUnits,
+    /// The first rank of the stage.
+    first_rank: usize,
+    /// Words of a rank before them.
+    before: usize,
+}
+
+impl PlacedUnits {
+    /// The ranks that have the pieces, in the order of its rows.
+    fn ranks(self) -> impl Iterator<Item = usize> {
+        self.units.ranks().map(move |rank| self.first_rank + rank)
+    }
+}
+
+impl Squares {
+    /// Words of the squares of a rank.
+    pub fn words(&self) -> usize {
+        let words = |pieces: &Vec<PieceUnits>| pieces.iter().map(|piece| piece.units).sum();
+        match self {
+            Squares::Whole => 1,
+            Squares::Pieces(pieces) => words(pieces),
+            Squares::OfStages { pieces, .. } => pieces.iter().map(words).max().unwrap_or(0),
+        }
+    }
+
+    /// The units of all gradients, in order.
+    fn placed(&self) -> Vec<PlacedUnits> {
+        let of_stage = |first_rank: usize, pieces: &[PieceUnits]| -> Vec<PlacedUnits> {
+            let place = |before: &mut usize, units: &PieceUnits| {
+                *before += units.units;
+                Some(PlacedUnits { units: *units, first_rank, before: *before - units.units })
+            };
+            pieces.iter().scan(0, place).collect()
+        };
+        match self {
+            Squares::Whole => Vec::new(),
+            Squares::Pieces(pieces) => of_stage(0, pieces),
+            Squares::OfStages { ranks, pieces } => {
+                let stages = pieces.iter().enumerate();
+                stages.flat_map(|(stage, pieces)| of_stage(stage * ranks, pieces)).collect()
+            }
+        }
+    }
 }
 
 /// The units of a gradient, of which ranks have pieces. Words of other ranks are not read: they are of the
@@ -119,8 +175,8 @@ impl PieceUnits {
         PieceUnits { parts: Groups::world(1), shard: Groups::world(1), first: 0, units: 1 };
 
     /// The ranks that have the pieces, in the order of its rows.
-    fn ranks(&self) -> impl Iterator<Item = usize> {
-        let PieceUnits { parts, shard, first, .. } = *self;
+    fn ranks(self) -> impl Iterator<Item = usize> {
+        let PieceUnits { parts, shard, first, .. } = self;
         let of_part = move |part: usize| {
             let place = move |piece: usize| (first + piece) % shard.size;
             (0..shard.size).map(move |piece| part * parts.stride + place(piece) * shard.stride)
@@ -147,14 +203,6 @@ pub struct StepTotals {
 }
 
 impl StepTotals {
-    /// Words of the squares of a rank.
-    fn square_words(&self) -> usize {
-        match &self.squares {
-            Squares::Whole => 1,
-            Squares::Pieces(pieces) => pieces.iter().map(|piece| piece.units).sum(),
-        }
-    }
-
     /// Numbers of the losses of a micro-batch.
     fn columns(&self) -> usize {
         2 + 2 * self.sources
@@ -162,7 +210,7 @@ impl StepTotals {
 
     /// Words of a rank.
     fn words(&self) -> usize {
-        self.square_words() + self.columns() * self.micro_batches + FLAGS
+        self.squares.words() + self.columns() * self.micro_batches + FLAGS
     }
 }
 
@@ -173,12 +221,8 @@ impl Op for StepTotals {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("step_totals", inputs, 1)?;
-        let least = match &self.squares {
-            Squares::Whole => 1,
-            Squares::Pieces(pieces) => {
-                pieces.iter().flat_map(PieceUnits::ranks).max().map_or(1, |last| last + 1)
-            }
-        };
+        let last = self.squares.placed().into_iter().flat_map(PlacedUnits::ranks).max();
+        let least = last.map_or(1, |last| last + 1);
         let is_words = inputs[0].dtype == DType::F64
             && matches!(*inputs[0].shape, [ranks, words] if ranks >= least && words == self.words());
         OpError::ensure(is_words, || {

@@ -75,6 +75,22 @@ impl Sampled for StepTotals {
             words_of(37, pieces(37, &[(0, 1)]), [1, 0], None),
             words_of(4, of_parts(&[PieceUnits::WHOLE, shared]), [2, 1], None),
             words_of(
+                6,
+                Squares::OfStages {
+                    ranks: 2,
+                    pieces: vec![
+                        vec![PieceUnits { shard: Groups::world(2), first: 1, units: 2, ..PieceUnits::WHOLE }],
+                        vec![
+                            PieceUnits { units: 3, ..PieceUnits::WHOLE },
+                            PieceUnits { parts, ..PieceUnits::WHOLE },
+                        ],
+                        Vec::new(),
+                    ],
+                },
+                [2, 1],
+                None,
+            ),
+            words_of(
                 12,
                 of_parts(&[cut, PieceUnits { units: 4, ..PieceUnits::WHOLE }, shared]),
                 [1, 2],
@@ -107,7 +123,7 @@ fn words_of(
     let word = |i: usize| match (i / words, i % words) {
         (rank, n) if n == flags => f64::from(u8::from(bad_amax == Some(rank))),
         (rank, n) if n > flags => f64::from(u8::from(rank % 3 == 1)),
-        (rank, n) if n >= op.square_words() => 1.1 * n as f64 - 0.3 * rank as f64,
+        (rank, n) if n >= op.squares.words() => 1.1 * n as f64 - 0.3 * rank as f64,
         (rank, n) => 0.1 + rank as f64 * 1.7 + n as f64 / 7.0,
     };
     let all = Fill::Values((0..ranks * words).map(word).collect());

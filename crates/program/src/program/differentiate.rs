@@ -2,7 +2,8 @@
 
 use super::instantiate;
 use crate::{
-    Code, Instance, Op, OpError, Origin, PassOps, Program, Role, Stage, StateKind, TraceError, ValueId,
+    Code, Instance, Op, OpError, Origin, Parameter, PassOps, Program, Role, Stage, StateKind, TraceError,
+    ValueId,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,6 +14,11 @@ pub trait Differentiable: Op {
     /// Emits the ops that compute the gradients of the inputs from those of the outputs, and sets them with
     /// [`Backward::set_grad`].
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError>;
+}
+
+/// The name of the state of a tied parameter's further uses.
+pub(crate) fn tied_name(parameter: &str) -> Arc<str> {
+    format!("{parameter} (tied)").into()
 }
 
 /// The backward pass as the op of one instance sees it: the instance's operands, their gradients, and methods
@@ -28,6 +34,8 @@ pub struct Backward<'a> {
     /// For each value, true if its gradient is needed.
     pub(crate) needs_grad: Vec<bool>,
     pub(crate) ops: &'a dyn PassOps,
+    /// True if the gradients of the uses of a tied parameter are kept apart.
+    pub(crate) keeps_uses_apart: bool,
     /// The index of the instance whose backward is emitted.
     pub(crate) current: usize,
 }
@@ -97,6 +105,13 @@ impl Backward<'_> {
         self.program.instances[self.current] = new;
         self.needs_grad.resize(self.program.values.len(), false);
         Ok(further)
+    }
+
+    /// Takes the gradient that the n-th input, an activation, has of the instances after this one. What this
+    /// one then sets contains it.
+    pub fn take_grad(&mut self, n: usize) -> Option<ValueId> {
+        let input = self.input(n);
+        self.grads.remove(&input)
     }
 
     /// Sets the gradient of the n-th input, or adds to it. Does nothing if the gradient is not needed.
@@ -177,10 +192,16 @@ impl Backward<'_> {
     /// Makes the instance that writes `grad` write the parameter's gradient instead.
     fn bind_parameter_gradient(&mut self, parameter: usize, grad: ValueId) -> Result<(), OpError> {
         let (name, ty) = (self.program.parameters[parameter].name.clone(), self.ty(grad));
-        let existing = self.program.parameters[parameter].gradient;
+        let Parameter { gradient, tied_gradient, .. } = self.program.parameters[parameter];
+        let is_further = gradient.is_some() && self.keeps_uses_apart;
+        let (existing, name) = match is_further {
+            true => (tied_gradient, tied_name(&name)),
+            false => (gradient, name),
+        };
         let target = existing.unwrap_or_else(|| self.program.add_state(StateKind::Gradient, &name, ty));
         self.needs_grad.resize(self.program.values.len(), false);
-        self.program.parameters[parameter].gradient = Some(target);
+        let Parameter { gradient, tied_gradient, .. } = &mut self.program.parameters[parameter];
+        *if is_further { tied_gradient } else { gradient } = Some(target);
         let writer = self.program.instances.iter_mut().rev().find_map(|i| {
             let k = i.outputs.iter().position(|o| o.value == grad)?;
             Some((i, k))

@@ -8,6 +8,7 @@ mod differentiate;
 mod instantiate;
 
 pub use casts::{Delayed, MeasuredCast, Quantized, QuantizedRows};
+pub(crate) use differentiate::tied_name;
 pub use differentiate::{Backward, Differentiable};
 pub use instantiate::TraceError;
 pub(crate) use instantiate::instantiate;
@@ -31,6 +32,10 @@ pub struct Program {
     pub delayed: Vec<Delayed>,
     /// The casts that [`crate::measure_casts`] measures.
     pub measured: Vec<MeasuredCast>,
+    /// Micro-batches whose forward may have run when the backward of the first of them has not, if it is a
+    /// stage of a pipeline: engines then run forward and backward apart, and keep what the backward reads of
+    /// each micro-batch in a slot of its own. Otherwise 0.
+    pub slots: usize,
 }
 
 /// A parameter and the state values that belong to it.
@@ -48,6 +53,8 @@ pub struct Parameter {
     pub quantized_rows: Vec<QuantizedRows>,
     /// Its gradient, after the backward pass.
     pub gradient: Option<ValueId>,
+    /// The gradient of its further uses, if it is kept apart until the ranks have added theirs.
+    pub tied_gradient: Option<ValueId>,
     /// Its cut, if it is cut among ranks: master, compute copy and gradient are then the rows of this rank.
     pub shard: Option<RowShard>,
     /// The ranks that together have the whole parameter, if no rank has it alone: amaxes of the whole are

@@ -20,11 +20,11 @@
 //! a part of the rows, and they gather the sums.
 
 use super::slots::Slots;
-use super::{MICRO_STEP, ShardOps};
-use crate::program::instantiate;
+use super::{MICRO_STEP, ShardOps, Tie};
+use crate::program::{instantiate, tied_name};
 use crate::{
-    Code, Instance, Op, Origin, Output, Parallel, ParameterCut, Program, Reduce, Role, RowShard, Stage,
-    StateKind, Storage, TraceError, ValueId, When, WriteMode,
+    Code, Instance, Op, Origin, Output, Parallel, Parameter, ParameterCut, Program, Reduce, Role, RowShard,
+    Stage, StateKind, Storage, TraceError, ValueId, When, WriteMode,
 };
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -37,23 +37,22 @@ pub(super) fn reduce(
     mut program: Program,
     parallel: &Parallel,
     cuts: &HashMap<String, ParameterCut>,
+    tie: Option<Tie<'_>>,
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {
-    let levels = match parallel.reduce {
-        Reduce::SameWorld | Reduce::Fast if parallel.rank.world_size == 1 => return Ok(program),
-        Reduce::SameWorld | Reduce::Fast => None,
-        // The partial sums that exist before the last micro-step.
-        Reduce::AnyWorld => Some(parallel.tree_micro_steps.next_power_of_two().ilog2() as usize),
-    };
+    if !parallel.reduce.is_any_world() && parallel.rank.world_size == 1 {
+        return Ok(program);
+    }
+    let levels = levels(parallel);
     let reduced: HashSet<ValueId> = program
         .parameters
         .iter()
         .filter(|p| is_reduced_in_each_micro_step(&cuts[&*p.name], levels, parallel))
-        .filter_map(|p| p.gradient)
+        .flat_map(gradients_of)
         .collect();
-    let all: HashSet<ValueId> = program.parameters.iter().filter_map(|p| p.gradient).collect();
+    let all: HashSet<ValueId> = program.parameters.iter().flat_map(gradients_of).collect();
     overwrite_gradients(&mut program, if levels.is_some() { &all } else { &reduced });
-    let first_deferred = if parallel.rank.world_size > 1 { defer_wgrad(&mut program) } else { None };
+    let first_deferred = if parallel.stage_groups().size > 1 { defer_wgrad(&mut program) } else { None };
     let reductions = reductions(&program);
     if parallel.cuts_gradients() {
         put_in_slots(&mut program, &reduced, parallel.prefetch_blocks);
@@ -91,7 +90,33 @@ pub(super) fn reduce(
     }
     pass.reduce_together(&mut complete, block, cuts)?;
     pass.insert_all();
+    pass.add_uses(tie)?;
     Ok(pass.out)
+}
+
+/// The partial sums for any world that exist before the last micro-step; None for other sums.
+fn levels(parallel: &Parallel) -> Option<usize> {
+    let levels = || parallel.tree_micro_steps.next_power_of_two().ilog2() as usize;
+    parallel.reduce.is_any_world().then(levels)
+}
+
+/// The gradients of a parameter.
+fn gradients_of(parameter: &Parameter) -> impl Iterator<Item = ValueId> + use<> {
+    parameter.gradient.into_iter().chain(parameter.tied_gradient)
+}
+
+/// A gradient of a parameter: that of its first use or of all, or that of its further uses.
+#[derive(Clone, Copy)]
+struct GradientOf {
+    parameter: usize,
+    is_tied: bool,
+}
+
+impl GradientOf {
+    fn place(self, program: &mut Program) -> &mut Option<ValueId> {
+        let parameter = &mut program.parameters[self.parameter];
+        if self.is_tied { &mut parameter.tied_gradient } else { &mut parameter.gradient }
+    }
 }
 
 /// If the backward ends outside the blocks, moves the instances of its last block that only write gradients
@@ -99,7 +124,7 @@ pub(super) fn reduce(
 /// block are recomputed, memory is short, and the order stays: operands of the moved instances would live
 /// longer.
 fn defer_wgrad(program: &mut Program) -> Option<usize> {
-    let gradients: HashSet<ValueId> = program.parameters.iter().filter_map(|p| p.gradient).collect();
+    let gradients: HashSet<ValueId> = program.parameters.iter().flat_map(gradients_of).collect();
     let is_gradient = |o: &Output| gradients.contains(&o.value);
     let last = program.instances.iter().rposition(|i| i.outputs.iter().any(is_gradient))?;
     let (before, end) = (&program.instances[..last], &program.instances[last]);
@@ -129,16 +154,18 @@ fn defer_wgrad(program: &mut Program) -> Option<usize> {
     Some(first)
 }
 
-/// For each instance, the parameters whose gradients are complete after it.
-fn reductions(program: &Program) -> Vec<Vec<usize>> {
+/// For each instance, the gradients that are complete after it.
+fn reductions(program: &Program) -> Vec<Vec<GradientOf>> {
     let mut after = vec![Vec::new(); program.instances.len()];
     let mut last_write: HashMap<ValueId, usize> = HashMap::new();
     for (n, instance) in program.instances.iter().enumerate() {
         last_write.extend(instance.outputs.iter().map(|output| (output.value, n)));
     }
     for (p, parameter) in program.parameters.iter().enumerate() {
-        if let Some(last) = parameter.gradient.and_then(|gradient| last_write.get(&gradient)) {
-            after[*last].push(p);
+        for (gradient, is_tied) in [(parameter.gradient, false), (parameter.tied_gradient, true)] {
+            if let Some(last) = gradient.and_then(|gradient| last_write.get(&gradient)) {
+                after[*last].push(GradientOf { parameter: p, is_tied });
+            }
         }
     }
     after
@@ -173,16 +200,16 @@ fn put_in_slots(program: &mut Program, gradients: &HashSet<ValueId>, prefetch_bl
         }
     }
     let (mut slots, mut slot_of) = (Slots::new(prefetch_blocks), HashMap::new());
-    for p in 0..program.parameters.len() {
-        let Some(gradient) = program.parameters[p].gradient.filter(|g| gradients.contains(g)) else {
-            continue;
-        };
+    let all = (0..program.parameters.len())
+        .flat_map(|parameter| [false, true].map(|is_tied| GradientOf { parameter, is_tied }));
+    for of in all {
+        let Some(gradient) = of.place(program).filter(|g| gradients.contains(g)) else { continue };
         let block = blocks.get(&gradient).copied().flatten();
         let slot = slots.take(program, block, program.ty(gradient));
         slot_of.insert(gradient, slot);
         // No one uses the whole gradient any more.
         program.values[gradient.0 as usize].storage = Storage::Transient;
-        program.parameters[p].gradient = Some(slot);
+        *of.place(program) = Some(slot);
     }
     for instance in &mut program.instances {
         let outputs = instance.outputs.iter_mut().map(|o| &mut o.value);
@@ -222,14 +249,14 @@ impl ReducePass<'_> {
     /// ones.
     fn reduce_together(
         &mut self,
-        parameters: &mut Vec<usize>,
+        gradients: &mut Vec<GradientOf>,
         block: Option<u32>,
         cuts: &HashMap<String, ParameterCut>,
     ) -> Result<(), TraceError> {
         let mut reductions = Vec::new();
-        for parameter in parameters.drain(..) {
-            let cut = cuts[&*self.out.parameters[parameter].name];
-            self.reduce_parameter(parameter, cut)?;
+        for gradient in gradients.drain(..) {
+            let cut = cuts[&*self.out.parameters[gradient.parameter].name];
+            self.reduce_gradient(gradient, cut)?;
             reductions.push(std::mem::take(&mut self.reduction));
         }
         self.blocks_done += usize::from(block.is_some());
@@ -256,9 +283,10 @@ impl ReducePass<'_> {
         }
     }
 
-    fn reduce_parameter(&mut self, parameter: usize, cut: ParameterCut) -> Result<(), TraceError> {
-        let Some(gradient) = self.out.parameters[parameter].gradient else { return Ok(()) };
-        let name = self.out.parameters[parameter].name.clone();
+    fn reduce_gradient(&mut self, of: GradientOf, cut: ParameterCut) -> Result<(), TraceError> {
+        let Some(gradient) = *of.place(&mut self.out) else { return Ok(()) };
+        let name = self.out.parameters[of.parameter].name.clone();
+        let name = if of.is_tied { tied_name(&name) } else { name };
         let origin = Origin { block: None, site: name.clone(), role: Role::Reduce, stage: Stage::Backward };
         let (whole, parallel) = (self.out.ty(gradient), self.parallel);
         let in_each_micro_step = is_reduced_in_each_micro_step(&cut, self.levels, parallel);
@@ -317,7 +345,38 @@ impl ReducePass<'_> {
         if gathers {
             self.emit(self.ops.all_gather(cut), &[sum], Some(total), When::Last, &origin)?;
         }
-        self.out.parameters[parameter].gradient = Some(total);
+        *of.place(&mut self.out) = Some(total);
+        Ok(())
+    }
+
+    /// Adds the gradients of the uses of tied parameters, which have been kept apart, and those of the other
+    /// stage that has the `tie`.
+    fn add_uses(&mut self, tie: Option<Tie<'_>>) -> Result<(), TraceError> {
+        let when = When::Last;
+        for p in 0..self.out.parameters.len() {
+            let Parameter { gradient: Some(gradient), tied_gradient, name, .. } = &self.out.parameters[p]
+            else {
+                continue;
+            };
+            let (gradient, tied_gradient, name) = (*gradient, *tied_gradient, name.clone());
+            let origin =
+                Origin { block: None, site: name.clone(), role: Role::Reduce, stage: Stage::Backward };
+            if let Some(further) = tied_gradient {
+                self.emit(self.ops.add(), &[gradient, further], Some(gradient), when, &origin)?;
+            }
+            let Some(Tie { other, .. }) = tie.filter(|tie| *tie.parameter == *name) else { continue };
+            // At the end of the backward: the first stage has its gradient only when the last one has sent
+            // the gradients of activations.
+            let groups = self.parallel.pipeline_groups();
+            let send = Code::Plain(self.ops.send(groups, other));
+            let send = instantiate(&mut self.out, send, &[gradient], &[], origin.clone())?;
+            self.reduction.push(Instance { when, ..send });
+            let receive = self.ops.receive(groups, other, self.out.ty(gradient));
+            let received = self.emit(receive, &[], None, when, &origin)?;
+            self.emit(self.ops.add(), &[gradient, received], Some(gradient), when, &origin)?;
+        }
+        let added = std::mem::take(&mut self.reduction);
+        self.out.instances.extend(added);
         Ok(())
     }
 

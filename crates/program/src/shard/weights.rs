@@ -42,7 +42,10 @@ pub(super) fn gather(
         let owner = windows.iter().find(|window| window.reads(p)).map(|window| window.owner);
         copies.cut(&mut program, p, owner, cut, parallel.gather, ops);
     }
-    let placed = copies.place(&windows, prefetch_blocks);
+    // Where forward and backward run apart, neither finds what the other has gathered.
+    let first_of_backward = program.instances.iter().position(|i| i.origin.stage == Stage::Backward);
+    let apart = first_of_backward.filter(|_| program.slots > 0);
+    let placed = copies.place(&windows, prefetch_blocks, apart);
     copies.insert(program, placed)
 }
 
@@ -309,10 +312,20 @@ impl Copies {
     }
 
     /// The steps to insert: before which instance, in which stage, which.
-    fn place(&self, windows: &[Window], prefetch_blocks: usize) -> Vec<(usize, Stage, usize)> {
+    /// If forward and backward run `apart`, the backward begins with that instance.
+    fn place(
+        &self,
+        windows: &[Window],
+        prefetch_blocks: usize,
+        apart: Option<usize>,
+    ) -> Vec<(usize, Stage, usize)> {
         let mut placed = Vec::new();
         let mut slots = Contents::default();
+        let mut least = 0;
         for (w, window) in windows.iter().enumerate() {
+            if let Some(first) = apart.filter(|first| window.first >= *first && least == 0) {
+                (slots, least) = (Contents::default(), first);
+            }
             // What a block gathers apart begins before or after the rest of it.
             let is_other = |earlier: &&Window| {
                 matches!(earlier.owner, Owner::Block(_))
@@ -323,6 +336,7 @@ impl Copies {
                 0 => window.first,
                 n => blocks.map(|block| block.first).nth(n - 1).unwrap_or(windows[0].first),
             };
+            let early = early.max(least);
             for (_, value) in &window.values {
                 let Some(&Whole { slot, step }) = self.whole.get(value) else { continue };
                 if slots.holds(slot, step) {

@@ -32,6 +32,11 @@ impl ArenaSpan {
         ArenaSpan { offset: self.offset + offset, bytes, ..self }
     }
 
+    /// The span that begins so many bytes later.
+    pub(super) fn later(self, bytes: usize) -> ArenaSpan {
+        ArenaSpan { offset: self.offset + bytes, ..self }
+    }
+
     /// The bytes between the end of a value and the next position at which a value may start; `None` if there
     /// are none.
     pub(super) fn padding(self) -> Option<ArenaSpan> {
@@ -65,7 +70,8 @@ impl Arena {
     }
 
     /// Allocates the state and constants that `program` uses and the engine lacks, its exchange with the
-    /// host, and scratch. State begins as zeros. Returns the span of the exchange.
+    /// host, its slots, and scratch. State begins as zeros. Returns the span of the exchange, and of the
+    /// slots after it.
     pub(super) fn allocate_for(
         &mut self,
         program: &Program,
@@ -73,7 +79,7 @@ impl Arena {
         stream: &Stream,
     ) -> Result<ArenaSpan, EngineError> {
         let missing = self.state.missing(program)?;
-        let io = plan.region_bytes[Region::Io as usize];
+        let io = plan.region_bytes[Region::Io as usize] + plan.region_bytes[Region::Slots as usize];
         let bytes = io + missing.bytes;
         let scratch = plan.region_bytes[Region::Scratch as usize];
         let held = self.planned_bytes();

@@ -125,10 +125,13 @@ impl DeviceCommunicator for Copies {
 
 /// Bytes that a rank sends to others in this collective.
 fn sent_bytes(Call { collective, groups, input, output }: &Call<'_>) -> u64 {
-    (collective.piece_bytes(*groups, input.bytes(), output.bytes()) * (groups.size - 1)) as u64
+    collective.sent_bytes(*groups, input.bytes(), output.bytes()) as u64
 }
 
 fn copy(Call { collective, groups, input, output }: Call<'_>, stream: &Stream) -> Result<(), CudaError> {
+    if collective.is_message() {
+        return if output.bytes() > 0 { output.fill(0, stream) } else { Ok(()) };
+    }
     let n = groups.size;
     let piece = collective.piece_bytes(groups, input.bytes(), output.bytes());
     // What each rank sends to this one.
@@ -137,6 +140,7 @@ fn copy(Call { collective, groups, input, output }: Call<'_>, stream: &Stream) -
         Collective::AllToAll { first } | Collective::ReduceScatter { first } => {
             piece_of(input, (n - first % n) % n, piece)
         }
+        Collective::Send { .. } | Collective::Receive { .. } => unreachable!("not copied"),
     };
     for r in 0..output.bytes().div_ceil(piece.max(1)) {
         let room = piece_of(output, r, piece);

@@ -33,6 +33,7 @@ fn padded_operands((collective, groups): (Collective, Groups), input: usize, out
     match collective {
         Collective::AllGather { .. } => [input, padded],
         Collective::AllToAll { .. } | Collective::ReduceScatter { .. } => [padded, padded],
+        Collective::Send { .. } | Collective::Receive { .. } => [input, output],
     }
 }
 
@@ -51,8 +52,9 @@ impl DeviceCommunicator for HostStaged {
         let held = buffers.as_ref().map_or([0, 0], |held| [held.input.len(), held.output.len()]);
         let operands = program.instances.iter().filter_map(|instance| {
             let call = instance.code.op().collective()?;
-            let bytes = |id| program.ty(id).bytes();
-            Some(padded_operands(call, bytes(instance.inputs[0]), bytes(instance.outputs[0].value)))
+            let input = instance.inputs.first().map_or(0, |&id| program.ty(id).bytes());
+            let output = instance.outputs.first().map_or(0, |o| program.ty(o.value).bytes());
+            Some(padded_operands(call, input, output))
         });
         let needed = operands.fold(held, |most, next| [most[0].max(next[0]), most[1].max(next[1])]);
         if needed != held {
@@ -83,7 +85,9 @@ impl HostStaged {
         let [sent_bytes, received_bytes] = padded_operands(call, input.bytes(), output.bytes());
         {
             let _no_capture = exclude_capture();
-            input.read_into(sent, 0, stream)?;
+            if input.bytes() > 0 {
+                input.read_into(sent, 0, stream)?;
+            }
             // The copy of the previous output from its buffer, which was enqueued before, has also ended
             // then.
             stream.synchronize()?;
@@ -91,8 +95,10 @@ impl HostStaged {
         sent[input.bytes()..sent_bytes].fill(0);
         // Without the capture lock: another rank may be a thread of this process that waits for it.
         run_padded(&*self.communicator, call, &sent[..sent_bytes], &mut received[..received_bytes])?;
-        let _no_capture = exclude_capture();
-        output.write(&received[..output.bytes()], stream)?;
+        if output.bytes() > 0 {
+            let _no_capture = exclude_capture();
+            output.write(&received[..output.bytes()], stream)?;
+        }
         Ok(())
     }
 }

@@ -96,7 +96,7 @@ impl LaneEvents {
     /// completed.
     pub(super) fn waits(&self, program: &Program, part: Part, index: usize) -> impl Iterator<Item = usize> {
         let waits = self.order.waits(index).iter().copied();
-        waits.filter(move |&other| part.includes(program.instances[other].phase()))
+        waits.filter(move |&other| part.includes(&program.instances[other]))
     }
 
     /// Makes `stream`, the instance's, wait for the instances for which it waits within `part`.

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use xtrain_cuda::{CudaError, CudaKernel, CudaOutput, CudaTensor, Gpu, GraphExec, Operands, Stream, Work};
-use xtrain_program::{Instance, KernelTable, Program, ValueId, When};
+use xtrain_program::{Instance, KernelTable, Output, Program, ValueId, When};
 use xtrain_tensor::TensorType;
 
 /// A program in the memory of the engine, with the work of its instances.
@@ -21,13 +21,17 @@ pub(super) struct Loaded {
     pub(super) runs: Vec<Range<usize>>,
     /// The spans of values, by id.
     pub(super) spans: Vec<Option<ArenaSpan>>,
+    /// For each value, true if it is in slots: its span is that in the first.
+    pub(super) is_in_slots: Vec<bool>,
+    /// Bytes of a slot.
+    pub(super) slot_bytes: usize,
     /// True once the collectives are prepared.
     pub(super) is_connected: bool,
     /// The workspace of each instance.
     pub(super) workspaces: Vec<Vec<(TensorType, ArenaSpan)>>,
-    /// The work of each instance; none for collectives. A micro-step's instance has one for the first
+    /// The work of each instance by slot; none for collectives. A micro-step's instance has one for the first
     /// micro-step and one for the others, if they differ.
-    pub(super) works: Vec<[Option<Work>; 2]>,
+    pub(super) works: Vec<Vec<[Option<Work>; 2]>>,
     pub(super) graphs: HashMap<Part, Recording>,
     /// Graphs with events around each op, by part and by the repeats of each op.
     pub(super) timed: HashMap<(Part, usize), (GraphExec, Marks)>,
@@ -58,16 +62,13 @@ impl Loaded {
     /// before it, and shares their graph.
     pub(super) fn distinct(&self, part: Part) -> Part {
         let depends = |instance: &Instance| instance.when != When::Always;
-        match part {
-            Part::Last if !self.program.instances.iter().any(depends) => Part::Next,
-            part => part,
-        }
+        let differs = self.program.instances.iter().any(|i| part.includes(i) && depends(i));
+        if differs { part } else { part.before_last() }
     }
 
     /// The runs of a part's phases. Unless collectives are issued together, each instance is a run.
     pub(super) fn runs(&self, part: Part, together: bool) -> impl Iterator<Item = Range<usize>> {
-        let runs =
-            self.runs.iter().filter(move |run| part.includes(self.program.instances[run.start].phase()));
+        let runs = self.runs.iter().filter(move |run| part.includes(&self.program.instances[run.start]));
         runs.flat_map(move |run| {
             let step = if together { run.len() } else { 1 };
             run.clone().step_by(step).map(move |first| first..first + step)
@@ -80,26 +81,40 @@ impl Loaded {
         self.program.instances.iter().any(is_collective)
     }
 
-    pub(super) fn span(&self, value: ValueId) -> ArenaSpan {
-        self.spans[value.0 as usize].expect("every operand is planned")
+    /// The span of a value in a part that uses this slot.
+    pub(super) fn span(&self, value: ValueId, slot: usize) -> ArenaSpan {
+        let span = self.spans[value.0 as usize].expect("every operand is planned");
+        if self.is_in_slots[value.0 as usize] { span.later(slot * self.slot_bytes) } else { span }
     }
 
-    /// The index of an instance's work: 1 if it adds to outputs that the first micro-step overwrites.
-    pub(super) fn variant(&self, index: usize, first: bool) -> usize {
-        let outputs = &self.program.instances[index].outputs;
-        usize::from(!first && outputs.iter().any(|o| o.mode.accumulates(false) != o.mode.accumulates(true)))
+    /// The indices of an instance's work in a part that uses this slot: 0 if it has no operand in slots; and
+    /// 1 if it adds to outputs that the first micro-step overwrites.
+    pub(super) fn variant(&self, index: usize, slot: usize, first: bool) -> (usize, usize) {
+        let instance = &self.program.instances[index];
+        let mut operands = instance.inputs.iter().copied().chain(instance.outputs.iter().map(|o| o.value));
+        let slot = if operands.any(|v| self.is_in_slots[v.0 as usize]) { slot } else { 0 };
+        let differs = |o: &Output| o.mode.accumulates(false) != o.mode.accumulates(true);
+        (slot, usize::from(!first && instance.outputs.iter().any(differs)))
+    }
+
+    /// The work of an instance.
+    pub(super) fn work(&mut self, index: usize, slot: usize, first: bool) -> &mut Option<Work> {
+        let (slot, variant) = self.variant(index, slot, first);
+        &mut self.works[index][slot][variant]
     }
 
     /// Copies the inputs of in-place ops whose memory the planner did not share.
     pub(super) fn copy_in_place_inputs(
         &self,
         index: usize,
+        slot: usize,
         arena: &Arena,
         stream: &Stream,
     ) -> Result<(), CudaError> {
         let instance = &self.program.instances[index];
         for &(o, n) in instance.code.op().in_place() {
-            let (from, to) = (self.span(instance.inputs[n]), self.span(instance.outputs[o].value));
+            let (from, to) =
+                (self.span(instance.inputs[n], slot), self.span(instance.outputs[o].value, slot));
             if from != to {
                 arena.memory(to).copy_from(arena.memory(from), stream)?;
             }
@@ -117,22 +132,22 @@ pub(super) fn find<'a>(
     kernels.find(instance.code.op()).ok_or_else(|| EngineError::no_kernel(instance, &gpu.info().name))
 }
 
-/// Prepares the work of an instance.
+/// Prepares the work of an instance in parts that use this slot.
 pub(super) fn prepare(
     kernel: &dyn CudaKernel,
     gpu: &Gpu,
     arena: &Arena,
     loaded: &Loaded,
-    index: usize,
+    (index, slot): (usize, usize),
     first: bool,
 ) -> Result<Work, EngineError> {
     let instance = &loaded.program.instances[index];
     let tensor = |ty, span| CudaTensor { ty, place: arena.memory(span).pointer() };
     let mut inputs: Vec<CudaTensor> =
-        instance.inputs.iter().map(|&v| tensor(loaded.program.ty(v), loaded.span(v))).collect();
-    let output = |o: &xtrain_program::Output| CudaOutput {
+        instance.inputs.iter().map(|&v| tensor(loaded.program.ty(v), loaded.span(v, slot))).collect();
+    let output = |o: &Output| CudaOutput {
         ty: loaded.program.ty(o.value),
-        place: arena.memory(loaded.span(o.value)).pointer(),
+        place: arena.memory(loaded.span(o.value, slot)).pointer(),
         accumulate: o.mode.accumulates(first),
     };
     let outputs: Vec<CudaOutput> = instance.outputs.iter().map(output).collect();

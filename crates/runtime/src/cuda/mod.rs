@@ -25,7 +25,7 @@ use crate::checks::{Checks, check_finite, is_overwritten};
 use crate::collective;
 use crate::engine::{Engine, Outputs, Promise, Ticket};
 use crate::error::{EngineError, ensure_length};
-use crate::part::{Part, ProgramId};
+use crate::part::{Part, ProgramId, Turn};
 use crate::state::StateEntry;
 use crate::timing::{Timed, TimedWork, Timing};
 use arena::{Arena, ArenaSpan};
@@ -46,7 +46,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use stopwatch::Stopwatch;
 use thread_pool::map_parallel;
-use xtrain_cuda::{CudaError, CudaKernel, Delay, Event, Gpu, Graph, Stream, exclude_capture, nvtx};
+use xtrain_cuda::{CudaError, CudaKernel, Delay, Event, Gpu, Graph, Stream, Work, exclude_capture, nvtx};
 use xtrain_distributed::{CommError, Communicator, Pace};
 use xtrain_program::order;
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
@@ -214,13 +214,14 @@ impl CudaEngine {
     /// Prepares the instances of `part`: first one of each kind, which compiles kernels and chooses
     /// algorithms, then the other blocks' instances, which reuse both.
     fn prepare_part(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
-        let first = part.is_first();
+        let (first, slot) = (part.is_first(), part.slot());
         let loaded = &self.programs[id.0];
         let (mut kinds, mut leading, mut following) = (HashSet::new(), Vec::new(), Vec::new());
         for (index, instance) in loaded.program.instances.iter().enumerate() {
-            let is_ready = loaded.works[index][loaded.variant(index, first)].is_some();
+            let (of_slot, variant) = loaded.variant(index, slot, first);
+            let is_ready = loaded.works[index][of_slot][variant].is_some();
             let is_collective = instance.code.op().collective().is_some();
-            if !part.includes(instance.phase()) || is_ready || is_collective {
+            if !part.includes(instance) || is_ready || is_collective {
                 continue;
             }
             let kind = (instance.code.op().name(), &instance.origin.site, instance.origin.role.name());
@@ -229,13 +230,12 @@ impl CudaEngine {
         let (gpu, arena, kernels) = (&self.gpu, &self.arena, &self.kernels);
         let make = |&index: &usize| {
             let kernel = find(kernels, &loaded.program.instances[index], gpu)?;
-            prepare(kernel, gpu, arena, loaded, index, first)
+            prepare(kernel, gpu, arena, loaded, (index, slot), first)
         };
         let works = map_parallel(&leading, make)?.into_iter().chain(map_parallel(&following, make)?);
         let loaded = &mut self.programs[id.0];
         for (index, work) in leading.into_iter().chain(following).zip(works) {
-            let variant = loaded.variant(index, first);
-            loaded.works[index][variant] = Some(work);
+            *loaded.work(index, slot, first) = Some(work);
         }
         Ok(())
     }
@@ -261,7 +261,9 @@ impl CudaEngine {
                 mark(marks.and_then(|marks| marks.begin.as_ref()), stream)?;
                 self.enqueue_run(id, run.clone(), part, mode)?;
                 mark(marks.map(|marks| &marks.end), stream)?;
-                instances.iter().try_for_each(|instance| self.check_outputs(loaded, instance))?;
+                instances
+                    .iter()
+                    .try_for_each(|instance| self.check_outputs(loaded, instance, part.slot()))?;
             }
             for index in run {
                 lanes.map_or(Ok(()), |lanes| lanes.done(index, stream))?;
@@ -286,9 +288,10 @@ impl CudaEngine {
         let _range = (!mode.recording)
             .then(|| nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin)));
         if self.checks.poison {
-            run.into_iter().try_for_each(|index| self.poison(loaded, index, first))?;
+            run.into_iter().try_for_each(|index| self.poison(loaded, index, part))?;
         }
-        let calls: Vec<Call<'_>> = instances.iter().filter_map(|i| self.call(loaded, i)).collect();
+        let calls: Vec<Call<'_>> =
+            instances.iter().filter_map(|i| self.call(loaded, i, part.slot())).collect();
         if !calls.is_empty() {
             let watchdog = self.communicator.watchdog();
             let passes = |passage| {
@@ -304,32 +307,37 @@ impl CudaEngine {
             return Ok(passes(Passage::After)?);
         }
         let _no_capture = (!mode.recording).then(exclude_capture);
-        loaded.copy_in_place_inputs(index, &self.arena, stream)?;
-        let work = loaded.works[index][loaded.variant(index, first)].as_ref().expect("prepared before");
+        loaded.copy_in_place_inputs(index, part.slot(), &self.arena, stream)?;
+        let (slot, variant) = loaded.variant(index, part.slot(), first);
+        let work = loaded.works[index][slot][variant].as_ref().expect("prepared before");
         Ok((0..mode.repeats).try_for_each(|_| work.enqueue(stream))?)
     }
 
     /// The collective of an instance, if it is one.
-    fn call(&self, loaded: &Loaded, instance: &Instance) -> Option<Call<'_>> {
+    fn call(&self, loaded: &Loaded, instance: &Instance, slot: usize) -> Option<Call<'_>> {
         let (collective, groups) = instance.code.op().collective()?;
-        let span = |value| self.arena.memory(loaded.span(value));
-        let (input, output) = (span(instance.inputs[0]), span(instance.outputs[0].value));
+        let input = instance.inputs.first().copied();
+        let output = instance.outputs.first().map(|o| o.value);
+        let span = |value: ValueId| self.arena.memory(loaded.span(value, slot));
+        // A message has one of both.
+        let any = input.or(output).map(span)?;
+        let [input, output] = [input, output].map(|value| value.map_or(any.part(0..0), span));
         Some(Call { collective, groups, input, output })
     }
 
     /// Makes the checks that follow an instance.
-    fn check_outputs(&self, loaded: &Loaded, instance: &Instance) -> Result<(), EngineError> {
+    fn check_outputs(&self, loaded: &Loaded, instance: &Instance, slot: usize) -> Result<(), EngineError> {
         if self.checks == Checks::default() {
             return Ok(());
         }
         let _no_capture = exclude_capture();
         if self.checks.poison {
-            self.check_padding(loaded, instance)?;
+            self.check_padding(loaded, instance, slot)?;
         }
         if self.checks.numerics {
             let stream = self.streams.get(instance.lane);
             check_finite(&loaded.program, instance, |output| {
-                let span = loaded.span(instance.outputs[output].value);
+                let span = loaded.span(instance.outputs[output].value, slot);
                 Ok(self.arena.memory(span).read(stream)?)
             })?;
         }
@@ -375,14 +383,14 @@ impl CudaEngine {
     }
 
     /// Poisons the outputs that an instance must overwrite, the padding after each output, and the workspace.
-    fn poison(&self, loaded: &Loaded, index: usize, first: bool) -> Result<(), EngineError> {
+    fn poison(&self, loaded: &Loaded, index: usize, part: Part) -> Result<(), EngineError> {
         let instance = &loaded.program.instances[index];
         let stream = self.streams.get(instance.lane);
         let fill = |span| self.arena.memory(span).fill(POISON, stream);
         let op = instance.code.op();
         for (k, o) in instance.outputs.iter().enumerate() {
-            let (ty, span) = (loaded.program.ty(o.value), loaded.span(o.value));
-            if is_overwritten(op, k, o.mode, first) && ty.dtype.is_float() {
+            let (ty, span) = (loaded.program.ty(o.value), loaded.span(o.value, part.slot()));
+            if is_overwritten(op, k, o.mode, part.is_first()) && ty.dtype.is_float() {
                 fill(span)?;
             }
             span.padding().map_or(Ok(()), fill)?;
@@ -392,10 +400,10 @@ impl CudaEngine {
     }
 
     /// Fails if an instance has written to the poisoned padding after an output.
-    fn check_padding(&self, loaded: &Loaded, instance: &Instance) -> Result<(), EngineError> {
+    fn check_padding(&self, loaded: &Loaded, instance: &Instance, slot: usize) -> Result<(), EngineError> {
         let stream = self.streams.get(instance.lane);
         for (output, o) in instance.outputs.iter().enumerate() {
-            let Some(padding) = loaded.span(o.value).padding() else { continue };
+            let Some(padding) = loaded.span(o.value, slot).padding() else { continue };
             if self.arena.memory(padding).read(stream)?.iter().any(|byte| *byte != POISON) {
                 return Err(EngineError::Overrun {
                     op: instance.code.op().name(),
@@ -408,6 +416,11 @@ impl CudaEngine {
         }
         Ok(())
     }
+}
+
+/// The places for the works of an instance in a program with so many slots.
+fn empty_works(slots: usize) -> Vec<[Option<Work>; 2]> {
+    (0..slots.max(1)).map(|_| [None, None]).collect()
 }
 
 /// The mode in which the instances of a part are enqueued.
@@ -445,21 +458,25 @@ impl Engine for CudaEngine {
         // Kernels are timed on streams of their own, which do not wait for this one.
         self.streams.compute().synchronize()?;
         let placed = started.elapsed();
+        let io_bytes = plan.region_bytes[Region::Io as usize];
         let place = |id: ValueId| {
             let at = plan.locations[id.0 as usize]?;
             match at.region {
                 Region::State => self.arena.state().span(program.value(id)),
                 Region::Io => Some(io.part(at.offset, at.bytes)),
                 Region::Scratch => Some(ArenaSpan::scratch(at.offset, at.bytes)),
+                Region::Slots => Some(io.part(io_bytes + at.offset, at.bytes)),
             }
         };
+        let is_in_slots = |at: &Option<Location>| at.is_some_and(|at| at.region == Region::Slots);
+        let is_in_slots = plan.locations.iter().map(is_in_slots).collect();
         let spans = program.ids().map(place).collect();
         let workspace = |of: &Vec<(TensorType, Location)>| {
             of.iter().map(|&(ty, at)| (ty, ArenaSpan::scratch(at.offset, at.bytes))).collect()
         };
         let workspaces = plan.workspaces.iter().map(workspace).collect();
         let context = self.gpu.context();
-        let output_bytes = plan.region_bytes[Region::Io as usize] - plan.input_bytes;
+        let output_bytes = io_bytes - plan.input_bytes;
         let range_of = |id: ValueId, base: usize| {
             let at = plan.location(id);
             at.offset - base..at.offset - base + at.bytes
@@ -475,7 +492,9 @@ impl Engine for CudaEngine {
             outputs: OutputRing::new(context, output_bytes)?,
             output_places,
             input_places,
-            works: program.instances.iter().map(|_| [None, None]).collect(),
+            works: program.instances.iter().map(|_| empty_works(program.slots)).collect(),
+            is_in_slots,
+            slot_bytes: plan.slot_bytes,
             graphs: HashMap::new(),
             timed: HashMap::new(),
             spans,
@@ -487,7 +506,12 @@ impl Engine for CudaEngine {
         };
         self.programs.push(loaded);
         // Prepares all parts now: timing algorithms overwrites values that later parts read.
-        let prepared = self.prepare_part(id, Part::Whole).and_then(|()| self.prepare_part(id, Part::Next));
+        let slots = self.programs[id.0].program.slots;
+        let of_slots = (1..slots).flat_map(|slot| [Turn::First, Turn::Next].map(|turn| (turn, slot)));
+        let of_slots =
+            of_slots.flat_map(|(turn, slot)| [Part::Forward(turn, slot), Part::Backward(turn, slot)]);
+        let mut parts = [Part::Whole, Part::Next].into_iter().chain(of_slots);
+        let prepared = parts.try_for_each(|part| self.prepare_part(id, part));
         if prepared.is_err() {
             self.programs.pop();
         }

@@ -127,6 +127,8 @@ impl DeviceCommunicator for Nccl {
                 Collective::AllGather { first } => gather(first, rank.world_size, input, output),
                 Collective::AllToAll { first } => exchange(first, rank, piece, input, output, stream)?,
                 Collective::ReduceScatter { first } => reduce(first, rank, input, output, stream)?,
+                Collective::Send { to } => vec![NcclCall::Send { to, input }],
+                Collective::Receive { from } => vec![NcclCall::Receive { from, output }],
             });
         }
         self.watchdog.set_connects(true);

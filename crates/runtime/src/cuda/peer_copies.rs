@@ -176,6 +176,10 @@ impl DeviceCommunicator for PeerCopies {
         if collectives.is_empty() {
             return Ok(());
         }
+        if collectives.iter().any(|of| of.is_message()) {
+            let text = "messages between the stages of a pipeline need parallel.transport = \"host\"";
+            return Err(CommError::System(text.to_owned()).into());
+        }
         if collectives.iter().any(|of| matches!(of, Collective::ReduceScatter { .. })) {
             let text = "copies between GPUs add nothing: a reduce-scatter needs NCCL or the host";
             return Err(CommError::System(text.to_owned()).into());
@@ -275,7 +279,9 @@ fn piece<'a>(call: &Call<'a>, from: usize, to: usize, n: usize) -> SentPiece<'a>
             let sent = piece_of(call.input, (to + n - first % n) % n, bytes);
             SentPiece { sent, to: piece_of(call.output, from, bytes).part(0..sent.bytes()) }
         }
-        Collective::ReduceScatter { .. } => unreachable!("refused before its program runs"),
+        Collective::ReduceScatter { .. } | Collective::Send { .. } | Collective::Receive { .. } => {
+            unreachable!("refused before its program runs")
+        }
     }
 }
 

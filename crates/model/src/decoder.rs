@@ -10,9 +10,10 @@ mod experts;
 use crate::layer::HEAD;
 use crate::parameters::{Parameters, in_block, names};
 use crate::{
-    Activation, Architecture, ExpertRanks, FeedForward, FixedRouting, LinearSpec, Mixer, Mlp, Norm, Rotary,
-    SelfAttention,
+    Activation, Architecture, ExpertRanks, FeedForward, FixedRouting, Layer, LinearSpec, Mixer, Mlp,
+    ModelRanks, Norm, PipelineStage, Rotary, SelfAttention,
 };
+use xtrain_ops::add::Add;
 use xtrain_ops::attention::Attention;
 use xtrain_ops::cached_attention::CachedAttention;
 use xtrain_ops::dropout::Dropout;
@@ -25,7 +26,7 @@ use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm};
 use xtrain_ops::swiglu::Swiglu;
 use xtrain_ops::token_logprobs::TokenLogprobs;
 use xtrain_program::{StateKind, TraceError, Tracer, ValueId};
-use xtrain_tensor::{DType, TensorType};
+use xtrain_tensor::{DType, HostTensor, Shape, TensorType};
 
 /// The shape of a batch of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,24 +53,34 @@ pub enum Context {
         document_mask: bool,
         /// Attention's gradients are the same bits in every run.
         deterministic: bool,
-        /// The ranks that share the experts of each block.
-        expert_ranks: ExpertRanks,
+        /// How ranks share the computation.
+        ranks: ModelRanks,
     },
     /// Those in the key/value cache, and those before the token in this run.
     Cache {
         /// Tokens that the cache holds for each sequence.
         capacity: usize,
-        /// The ranks that share the experts of each block.
-        expert_ranks: ExpertRanks,
+        /// How ranks share the computation.
+        ranks: ModelRanks,
     },
 }
 
 impl Context {
+    /// How ranks share the computation.
+    const fn ranks(self) -> ModelRanks {
+        match self {
+            Context::Sequence { ranks, .. } | Context::Cache { ranks, .. } => ranks,
+        }
+    }
+
     /// The ranks that share the experts of each block.
     const fn expert_ranks(self) -> ExpertRanks {
-        match self {
-            Context::Sequence { expert_ranks, .. } | Context::Cache { expert_ranks, .. } => expert_ranks,
-        }
+        self.ranks().experts
+    }
+
+    /// The blocks that are traced.
+    pub const fn stage(self) -> PipelineStage {
+        self.ranks().stage
     }
 }
 
@@ -101,6 +112,10 @@ pub struct Balancing {
 
 /// Names of the inputs and outputs of the programs traced here.
 pub mod io {
+    /// `[t, d]`, in the stages of a pipeline after the first: the residual stream of the stage before.
+    pub const STREAM: &str = "stream";
+    /// `[t, d]`, in the stages before the last: the residual stream for the next stage.
+    pub const NEXT_STREAM: &str = "next_stream";
     /// `i32[t]`: token ids.
     pub const TOKENS: &str = "tokens";
     /// `i32[t]`: the position of each token in its sequence or document.
@@ -230,11 +245,14 @@ impl SumsOf {
     }
 }
 
-/// Traces the model up to its loss; returns the objective, the value to differentiate. The outputs are
-/// [`io::OBJECTIVE`] and [`io::LOSS`], with sources or losses of routers [`io::SUMS`], and with the latter an
-/// [`io::router_objective`] for each block with experts, which is a value to differentiate too. `dropout` is
-/// the share of activations dropped after the embedding and after each half-block. `fixed_routing` is a fixed
-/// routing for benchmarks. Routers still run; their choice is not used.
+/// Traces the model up to its loss. The outputs are [`io::OBJECTIVE`] and [`io::LOSS`], with sources or
+/// losses of routers [`io::SUMS`], and with the latter an [`io::router_objective`] for each block with
+/// experts. The objectives are the values to differentiate. `dropout` is the share of activations dropped
+/// after the embedding and after each half-block. `fixed_routing` is a fixed routing for benchmarks. Routers
+/// still run; their choice is not used.
+///
+/// A stage of a pipeline has the objectives of its own parts of the model, and zeros in place of the other
+/// sums. One before the last has [`io::NEXT_STREAM`] in place of objective and loss.
 pub fn trace_loss(
     t: &mut Tracer,
     model: &Architecture,
@@ -243,66 +261,64 @@ pub fn trace_loss(
     loss: Loss,
     dropout: f32,
     fixed_routing: Option<FixedRouting>,
-) -> Result<ValueId, TraceError> {
-    let Loss { chunk_tokens, z_loss, sources, counts_matches, balancing } = loss;
+) -> Result<(), TraceError> {
     let mut trace = Trace::new(model, batch, context, dropout);
     trace.is_loss = true;
-    trace.balancing = balancing;
+    trace.balancing = loss.balancing;
     trace.fixed_routing = fixed_routing;
     let hidden_td = trace.hidden(t)?;
-    let head_vd = trace.head(t);
-    let targets = t.input(io::TARGETS, TensorType::new(DType::I32, [batch.tokens()]));
-    let inv_targets = t.input(io::INV_TARGETS, TensorType::new(DType::F32, []));
-    let terms = match (sources, counts_matches) {
-        (0, _) => Terms::None,
-        (_, false) => Terms::Losses,
-        (_, true) => Terms::LossesAndMatches,
+    let of_sources = match context.stage().is_last() {
+        true => trace.loss(t, &loss, hidden_td)?,
+        false => {
+            t.output(io::NEXT_STREAM, hidden_td);
+            (loss.sources > 0).then(|| zeros(t, &[loss.sources, if loss.counts_matches { 3 } else { 2 }]))
+        }
     };
-    let op = LinearCrossEntropy { chunk_tokens, z_loss, terms };
-    let outputs = t.site(HEAD).apply(op, &[hidden_td, head_vd, targets, inv_targets])?;
-    t.output(io::OBJECTIVE, outputs[0]);
-    t.output(io::LOSS, outputs[1]);
-    let mut sums = Vec::new();
-    if sources > 0 {
-        let source_t = t.input(io::SOURCES, TensorType::new(DType::I32, [batch.tokens()]));
-        // A sum by source is the gradient of a lookup by source: each token adds its row to its source's.
-        let sum = EmbeddingGrad { vocab_size: sources, out: DType::F32 };
-        sums.push(t.site("loss_by_source").emit(sum, &[source_t, outputs[2]])?[0]);
-    }
-    sums.append(&mut trace.router_sums);
-    match (&sums[..], sources) {
+    let sums: Vec<ValueId> = of_sources.into_iter().chain(trace.router_sums).collect();
+    match (&sums[..], of_sources) {
         ([], _) => {}
-        (&[of_sources], 1..) => t.output(io::SUMS, of_sources),
+        (&[only], Some(_)) if context.stage().is_last() => t.output(io::SUMS, only),
         (all, _) => {
             let packed = t.site("sums").emit(PackSums, all)?[0];
             t.output(io::SUMS, packed);
         }
     }
-    Ok(outputs[0])
+    Ok(())
+}
+
+/// Zeros, f32.
+fn zeros(t: &mut Tracer, shape: &[usize]) -> ValueId {
+    let ty = TensorType::new(DType::F32, Shape::new(shape));
+    t.constant(&format!("zeros.{ty}"), ty, move || HostTensor::zeros(ty))
 }
 
 /// Traces the model up to the logits of the tokens that the input [`io::ROWS`] names (`rows` of them); the
-/// output is [`io::LOGITS`].
+/// output is [`io::LOGITS`], or [`io::NEXT_STREAM`] of a stage of a pipeline before the last.
 pub fn trace_logits(
     t: &mut Tracer,
     model: &Architecture,
     batch: Batch,
     context: Context,
     rows: usize,
-) -> Result<ValueId, TraceError> {
+) -> Result<(), TraceError> {
     let mut trace = Trace::new(model, batch, context, 0.0);
     let hidden_td = trace.hidden(t)?;
+    if !context.stage().is_last() {
+        t.output(io::NEXT_STREAM, hidden_td);
+        return Ok(());
+    }
     let wanted = t.input(io::ROWS, TensorType::new(DType::I32, [rows]));
     let wanted_d = t.site("lm_head.rows").apply(Embedding, &[wanted, hidden_td])?[0];
     let head_vd = trace.head(t);
     let logits = t.site(HEAD).apply(Linear, &[wanted_d, head_vd])?[0];
     t.output(io::LOGITS, logits);
-    Ok(logits)
+    Ok(())
 }
 
 /// Traces the model up to the log-probabilities and ranks of targets, for chunks of tokens of which only one
 /// has logits at one time: the inputs are [`io::scored_rows`] and [`io::scored_targets`] of each chunk, the
-/// outputs [`io::logprobs`] and [`io::ranks`]. Logits are f32.
+/// outputs [`io::logprobs`] and [`io::ranks`], or [`io::NEXT_STREAM`] of a stage of a pipeline before the
+/// last. Logits are f32.
 pub fn trace_scores(
     t: &mut Tracer,
     model: &Architecture,
@@ -312,6 +328,10 @@ pub fn trace_scores(
 ) -> Result<(), TraceError> {
     let mut trace = Trace::new(model, batch, context, 0.0);
     let hidden_td = trace.hidden(t)?;
+    if !context.stage().is_last() {
+        t.output(io::NEXT_STREAM, hidden_td);
+        return Ok(());
+    }
     let head_vd = trace.head(t);
     for (chunk, &rows) in chunks.iter().enumerate() {
         let of_rows = TensorType::new(DType::I32, [rows]);
@@ -376,15 +396,22 @@ impl<'a> Trace<'a> {
         }
     }
 
-    /// The output of the final norm.
+    /// The output of the final norm; of a stage of a pipeline before the last, the residual stream after its
+    /// blocks.
     fn hidden(&mut self, t: &mut Tracer) -> Result<ValueId, TraceError> {
+        let stage = self.context.stage();
         self.enter(t, None);
-        let ids = t.input(io::TOKENS, TensorType::new(DType::I32, [self.batch.tokens()]));
-        let table = self.parameters.declare(t, names::EMBED);
-        let embedded = t.site("embed").apply(Embedding, &[ids, table])?[0];
-        let mut stream = self.dropped(t, embedded, 0)?;
+        let mut stream = match stage.is_first() {
+            true => self.embedded(t)?,
+            false => t.input(io::STREAM, TensorType::new(DType::F32, [self.batch.tokens(), self.model.dim])),
+        };
         let mut addition = None;
+        let mut router_sums = Vec::new();
         for (block, layer) in self.model.layers.iter().enumerate() {
+            if !stage.has_block(block) {
+                router_sums.extend(self.no_router_sums(t, layer));
+                continue;
+            }
             self.enter(t, Some(block));
             let (sum, normed) = self.norm(t, stream, addition, "attn_norm")?;
             t.boundary(sum);
@@ -397,11 +424,57 @@ impl<'a> Trace<'a> {
                 FeedForward::Dense(mlp) => self.mlp(t, mlp, normed)?,
                 FeedForward::Experts(experts) => self.experts(t, experts, normed)?,
             };
+            router_sums.append(&mut self.router_sums);
             stream = sum;
             addition = Some(self.dropped(t, fed, 2 + 2 * block as u32)?);
         }
+        self.router_sums = router_sums;
         self.enter(t, None);
-        Ok(self.norm(t, stream, addition, "norm")?.1)
+        match (stage.is_last(), addition) {
+            (false, Some(addition)) => Ok(t.site("stage").apply(Add, &[stream, addition])?[0]),
+            _ => Ok(self.norm(t, stream, addition, "norm")?.1),
+        }
+    }
+
+    /// The embeddings of the tokens.
+    fn embedded(&self, t: &mut Tracer) -> Result<ValueId, TraceError> {
+        let ids = t.input(io::TOKENS, TensorType::new(DType::I32, [self.batch.tokens()]));
+        let table = self.parameters.declare(t, names::EMBED);
+        let embedded = t.site("embed").apply(Embedding, &[ids, table])?[0];
+        self.dropped(t, embedded, 0)
+    }
+
+    /// Zeros in place of the figures of a router that another stage computes.
+    fn no_router_sums(&self, t: &mut Tracer, layer: &Layer) -> Vec<ValueId> {
+        match (self.balancing, layer.feed_forward.experts()) {
+            (Some(_), Some(e)) => vec![zeros(t, &[]), zeros(t, &[]), zeros(t, &[e.count])],
+            _ => Vec::new(),
+        }
+    }
+
+    /// The loss of the last hidden states. Returns the sums of losses of sources, if there are any.
+    fn loss(&self, t: &mut Tracer, loss: &Loss, hidden_td: ValueId) -> Result<Option<ValueId>, TraceError> {
+        let &Loss { chunk_tokens, z_loss, sources, counts_matches, .. } = loss;
+        let tokens = self.batch.tokens();
+        let head_vd = self.head(t);
+        let targets = t.input(io::TARGETS, TensorType::new(DType::I32, [tokens]));
+        let inv_targets = t.input(io::INV_TARGETS, TensorType::new(DType::F32, []));
+        let terms = match (sources, counts_matches) {
+            (0, _) => Terms::None,
+            (_, false) => Terms::Losses,
+            (_, true) => Terms::LossesAndMatches,
+        };
+        let op = LinearCrossEntropy { chunk_tokens, z_loss, terms };
+        let outputs = t.site(HEAD).apply(op, &[hidden_td, head_vd, targets, inv_targets])?;
+        t.output(io::OBJECTIVE, outputs[0]);
+        t.output(io::LOSS, outputs[1]);
+        if sources == 0 {
+            return Ok(None);
+        }
+        let source_t = t.input(io::SOURCES, TensorType::new(DType::I32, [tokens]));
+        // A sum by source is the gradient of a lookup by source: each token adds its row to its source's.
+        let sum = EmbeddingGrad { vocab_size: sources, out: DType::F32 };
+        Ok(Some(t.site("loss_by_source").emit(sum, &[source_t, outputs[2]])?[0]))
     }
 
     /// The weight that turns the last hidden state into logits.

@@ -402,12 +402,13 @@ impl Mlp {
 }
 
 /// Tokens up to which rows of experts are not aligned: a batch of generation, of which an expert has few.
+/// Sums over rows depend on where these begin, so with sums for any world all rows are aligned.
 const SMALL_BATCH: usize = 64;
 
 impl Experts {
-    /// How the rows of so many tokens are arranged by experts.
-    pub fn dispatch(&self, tokens: usize) -> Dispatch {
-        self.share().dispatch(tokens)
+    /// How the rows of so many tokens are arranged by experts, of which a rank has all.
+    pub fn dispatch(&self, tokens: usize, ranks: ExpertRanks) -> Dispatch {
+        self.share().dispatch(tokens, ranks)
     }
 
     /// How the rows of the tokens of all `ranks` are arranged by the experts of one of them, for so many
@@ -511,13 +512,13 @@ impl Experts {
 }
 
 impl ExpertShare {
-    fn dispatch(self, tokens: usize) -> Dispatch {
-        let align = if tokens > SMALL_BATCH { TILE } else { 1 };
+    fn dispatch(self, tokens: usize, ranks: ExpertRanks) -> Dispatch {
+        let align = if tokens > SMALL_BATCH || ranks.any_world { TILE } else { 1 };
         Dispatch { experts: self.count, align }
     }
 
     fn dispatch_own(self, tokens: usize, ranks: ExpertRanks) -> DispatchOwn {
-        let Dispatch { experts, align } = self.dispatch(tokens);
+        let Dispatch { experts, align } = self.dispatch(tokens, ranks);
         let ExpertRanks { count: ranks, any_world: by_source, capacity } = ranks;
         let every = DispatchOwn { experts: experts / ranks, ranks, align, room: None, by_source };
         let top_k = self.top_k;
@@ -531,7 +532,7 @@ impl ExpertShare {
 
     fn ragged_rows(self, tokens: usize, ranks: ExpertRanks) -> usize {
         match ranks.count {
-            1 => self.dispatch(tokens).capacity(tokens * self.top_k),
+            1 => self.dispatch(tokens, ranks).capacity(tokens * self.top_k),
             count => self.dispatch_own(tokens, ranks).ragged_rows(count * tokens, self.top_k),
         }
     }
@@ -539,13 +540,13 @@ impl ExpertShare {
     /// The groups of rows of a rank that has its share of the experts, if each of `ranks` has so many tokens.
     /// Those that belong to tokens are the mean over ranks, or with a fixed routing those of the rank with
     /// the most.
-    pub(crate) fn groups(self, tokens: usize, ranks: usize, routing: Option<FixedRouting>) -> Groups {
-        let Dispatch { experts, align } = self.dispatch(tokens);
+    pub(crate) fn groups(self, tokens: usize, ranks: ExpertRanks, routing: Option<FixedRouting>) -> Groups {
+        let Dispatch { experts, align } = self.dispatch(tokens, ranks);
         let live_rows = match routing {
-            Some(routing) => self.most_rows(tokens, ranks, routing),
+            Some(routing) => self.most_rows(tokens, ranks.count, routing),
             None => tokens * self.top_k,
         };
-        Groups { experts: experts / ranks, align, live_rows }
+        Groups { experts: experts / ranks.count, align, live_rows }
     }
 
     /// Rows that belong to tokens on the rank with the most, by a fixed routing.

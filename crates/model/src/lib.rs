@@ -24,6 +24,7 @@ mod numerics;
 pub mod optimizer;
 mod parameters;
 mod pattern;
+mod pipeline_stage;
 mod recipe;
 mod static_scales;
 
@@ -43,6 +44,7 @@ pub use mixture::{BlockSet, Mixture};
 pub use numerics::{Bf16Reason, DelayedScales, Fp8Overrides, Numerics, SlowerLayer};
 pub use parameters::{HfParts, ParameterGroup, ParameterSpec, in_block};
 pub use pattern::GemmPattern;
+pub use pipeline_stage::{ModelRanks, PipelineStage};
 pub use recipe::Recipe;
 pub use static_scales::{LayerScales, ScalesSource, StaticScales};
 pub use xtrain_ops::qk_norm_rope::RopeScaling;

@@ -91,6 +91,11 @@ pub fn in_block(block: usize, site: &str) -> String {
     format!("blocks.{block}.{site}")
 }
 
+/// The block of a parameter of this name; None outside of the blocks.
+pub(crate) fn block_of(name: &str) -> Option<usize> {
+    name.strip_prefix("blocks.")?.split_once('.')?.0.parse().ok()
+}
+
 /// Names of the parameters outside of the blocks.
 pub(crate) mod names {
     pub(crate) const EMBED: &str = "embed.weight";
@@ -188,6 +193,24 @@ impl Architecture {
         let scores: usize =
             self.layers.iter().map(|Layer { mixer: Mixer::Attention(a), .. }| a.query_dim()).sum();
         6.0 * self.multiplied_parameters() as f64 + 12.0 * scores as f64 * seq_len as f64
+    }
+}
+
+impl Architecture {
+    /// The part of each block in [`Architecture::flops_per_token`].
+    pub(crate) fn block_flops(&self, seq_len: usize) -> Vec<f64> {
+        let mut flops: Vec<f64> = self
+            .layers
+            .iter()
+            .map(|Layer { mixer: Mixer::Attention(a), .. }| 12.0 * a.query_dim() as f64 * seq_len as f64)
+            .collect();
+        self.linears().for_each(|(block, linear)| flops[block] += 6.0 * linear.active_size() as f64);
+        flops
+    }
+
+    /// The part of the head in [`Architecture::flops_per_token`].
+    pub(crate) fn head_flops(&self) -> f64 {
+        6.0 * (self.vocab_size * self.dim) as f64
     }
 }
 

@@ -5,8 +5,7 @@
 //! cargo run --release -p xtrain-step --example minimal -- TEXT [STEPS]
 //! ```
 
-use std::error::Error;
-use std::ops::ControlFlow;
+use std::{error::Error, ops::ControlFlow};
 use xtrain_config::Device;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Loss};
@@ -85,7 +84,7 @@ fn spec(model: Architecture) -> TrainingSpec {
         document_mask: false,
         attention_deterministic: true,
         loss: Loss {
-            chunk_tokens: BATCH.sequences * BATCH.seq_len,
+            chunk_tokens: BATCH.tokens(),
             z_loss: 0.0,
             sources: 0,
             counts_matches: false,
@@ -104,6 +103,7 @@ fn spec(model: Architecture) -> TrainingSpec {
             seed: SEED,
         }),
         parallel: Parallel::ALONE,
+        split: Vec::new(),
         capacity: None,
         reference: false,
         scored: Vec::new(),

@@ -6,8 +6,9 @@ use crate::linear_gemms::weights_scaled_by_blocks;
 use crate::training_spec::TrainingSpec;
 use std::collections::HashMap;
 use std::ops::Range;
-use xtrain_model::{Architecture, Numerics, ParameterSpec, Recipe};
+use xtrain_model::{Architecture, ExpertRanks, ModelRanks, Numerics, ParameterSpec, PipelineStage, Recipe};
 use xtrain_ops::permute::UnpermuteTree;
+use xtrain_program::shard::Tie;
 use xtrain_program::{
     Gather, Groups, Parallel, ParameterCut, Program, Reduce, RowShard, Rows, StateKind, Storage, Value, cut,
 };
@@ -21,10 +22,27 @@ const ANY_WORLD_UNITS: usize = 256;
 #[derive(Clone, Debug)]
 pub struct Layout {
     parallel: Parallel,
+    /// The part of the model that this rank computes.
+    stage: PipelineStage,
+    /// The blocks of each stage; empty without a pipeline.
+    split: Vec<usize>,
     /// By name; empty if a single process sums as one.
     cuts: HashMap<String, ParameterCut>,
     /// Rows of a unit of each parameter, by name.
     units: HashMap<String, usize>,
+    /// The parameters that this rank does not have, or has like an earlier stage.
+    of_others: HashMap<String, OfOthers>,
+    /// The parameter that the first and the last stage both have, if there is one.
+    tied: Option<String>,
+}
+
+/// A parameter that ranks of another stage save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OfOthers {
+    /// This rank does not have it.
+    Absent,
+    /// It is in this stage too: tied embeddings.
+    Tied,
 }
 
 /// The rows of a parameter, or of the optimizer's state for it, that a rank has.
@@ -49,12 +67,20 @@ pub struct Evenness {
 impl Layout {
     /// The layout of one process.
     pub fn alone() -> Layout {
-        Layout { parallel: Parallel::ALONE, cuts: HashMap::new(), units: HashMap::new() }
+        Layout {
+            parallel: Parallel::ALONE,
+            stage: PipelineStage::WHOLE,
+            split: Vec::new(),
+            cuts: HashMap::new(),
+            units: HashMap::new(),
+            of_others: HashMap::new(),
+            tied: None,
+        }
     }
 
     /// The layout of a step's model.
     pub fn from_spec(spec: &TrainingSpec) -> Result<Layout, ProgramError> {
-        Layout::new(&spec.model, &spec.numerics(), spec.parallel)
+        Layout::new(&spec.model, &spec.numerics(), spec.parallel, &spec.split)
     }
 
     /// Bytes of the state of `program` that a save copies to host memory on this rank.
@@ -68,7 +94,8 @@ impl Layout {
         program.values.iter().map(bytes).sum()
     }
 
-    /// The layout of a model that trains in these formats.
+    /// The layout of a model that trains in these formats. `split` has the blocks of each stage of a
+    /// pipeline; it is empty without one.
     ///
     /// # Errors
     /// More ranks than the largest parameter has units, or sums for any world that depend on it.
@@ -76,8 +103,10 @@ impl Layout {
         model: &Architecture,
         numerics: &Numerics,
         parallel: Parallel,
+        split: &[usize],
     ) -> Result<Layout, ProgramError> {
         check(&parallel, model)?;
+        check_split(&parallel, model, split)?;
         check_scales(&parallel, numerics)?;
         if parallel == Parallel::ALONE {
             return Ok(Layout::alone());
@@ -100,14 +129,15 @@ impl Layout {
         let most = rows.iter().zip(&parameters).max_by_key(|(rows, _)| rows.units());
         if let Some((rows, largest)) = most.filter(|(rows, _)| rows.units() < parallel.shards()) {
             let (units, each) = (rows.units(), if rows.unit == 1 { "row" } else { "rows" });
-            let replicas = divisors(parallel.rank.world_size).find(|n| parallel.rank.world_size / n <= units);
+            let ranks = parallel.stage_groups().size;
+            let replicas = divisors(ranks).find(|n| ranks / n <= units);
             return Err(ProgramError::Refused(format!(
                 "{} ranks cannot share this model: its parameters are cut by rows in units, of which {} has the most, {units} of {} {each}; \
                  use at most {units} ranks, parallel.replicas = {}, or a larger model",
                 parallel.shards(),
                 largest.name,
                 rows.unit,
-                replicas.unwrap_or(parallel.rank.world_size)
+                replicas.unwrap_or(ranks)
             )));
         }
         let units = parameters.iter().zip(&rows).map(|(p, rows)| (p.name.clone(), rows.unit)).collect();
@@ -116,14 +146,67 @@ impl Layout {
         if parallel.expert > 1 {
             kinds.push((parallel.expert_groups(), parallel.expert_shard_groups()));
         }
-        for (parts, groups) in kinds {
+        let stages = (0..parallel.pipeline).map(|index| PipelineStage::of(index, split));
+        // Tied embeddings are cut among the ranks of the last stage as among those of the first.
+        let saves = |stage: PipelineStage, p: &ParameterSpec| stage.has_parameter(p, false);
+        for (stage, (parts, groups)) in stages.flat_map(|stage| kinds.iter().map(move |&kind| (stage, kind)))
+        {
             let of_parts = parameters.iter().zip(&rows).filter(|(p, _)| parts_of(p) == parts.size);
             let (names, own): (Vec<String>, Vec<Rows>) =
-                of_parts.map(|(p, rows)| (p.name.clone(), *rows)).unzip();
+                of_parts.filter(|(p, _)| saves(stage, p)).map(|(p, rows)| (p.name.clone(), *rows)).unzip();
             let cut_so = cut(&own, groups).into_iter().map(|shard| ParameterCut { parts, shard, replicas });
             cuts.extend(names.into_iter().zip(cut_so));
         }
-        Ok(Layout { parallel, cuts, units })
+        let stage = PipelineStage::of(parallel.stage(), split);
+        let of_others = model.parameters().into_iter().filter(|p| !saves(stage, p)).map(|p| {
+            let is_tied = stage.has_parameter(&p, model.tie_embeddings);
+            (p.name, if is_tied { OfOthers::Tied } else { OfOthers::Absent })
+        });
+        let of_others = of_others.collect();
+        let last = PipelineStage::of(parallel.pipeline - 1, split);
+        let is_tied = |p: &ParameterSpec| !saves(last, p) && last.has_parameter(p, model.tie_embeddings);
+        let tied = model.parameters().into_iter().find(is_tied).map(|p| p.name);
+        Ok(Layout { parallel, stage, split: split.to_vec(), cuts, units, of_others, tied })
+    }
+
+    /// The part of the model that this rank computes.
+    pub fn stage(&self) -> PipelineStage {
+        self.stage
+    }
+
+    /// How ranks share the computation of the model, with room for every routing.
+    pub fn ranks(&self) -> ModelRanks {
+        ModelRanks { experts: ExpertRanks::of_run(&self.parallel), stage: self.stage }
+    }
+
+    /// The parameter that this stage and another one both have, if there is one.
+    pub fn tie(&self) -> Option<Tie<'_>> {
+        let other = match (self.stage.is_first(), self.stage.is_last()) {
+            (true, false) => self.stage.count - 1,
+            (false, true) => 0,
+            _ => return None,
+        };
+        self.tied.as_deref().map(|parameter| Tie { parameter, other })
+    }
+
+    /// The first stage that has a parameter of the model.
+    pub fn stage_of(&self, parameter: &ParameterSpec) -> usize {
+        let stages = (0..self.stage.count).map(|index| PipelineStage::of(index, &self.split));
+        stages
+            .filter(|stage| stage.has_parameter(parameter, false))
+            .map(|stage| stage.index)
+            .next()
+            .unwrap_or(0)
+    }
+
+    /// True if this rank has the parameter of this name, or rows of it.
+    pub fn has(&self, parameter: &str) -> bool {
+        self.of_others.get(parameter) != Some(&OfOthers::Absent)
+    }
+
+    /// True if the parameter of this name counts as this stage's: an earlier one does not have it.
+    pub fn is_own(&self, parameter: &str) -> bool {
+        !self.of_others.contains_key(parameter)
     }
 
     /// The ranks.
@@ -153,12 +236,12 @@ impl Layout {
 
     /// True if a forward needs all ranks, because it gathers weights or tokens.
     pub fn forward_needs_all_ranks(&self) -> bool {
-        self.cuts_weights() || self.parallel.expert > 1
+        self.cuts_weights() || self.parallel.expert > 1 || !self.stage.is_whole()
     }
 
     /// True if some masters are not whole on this rank.
     pub fn has_parts_of_masters(&self) -> bool {
-        self.cuts_state() || self.parallel.expert > 1
+        self.cuts_state() || self.parallel.expert > 1 || !self.stage.is_whole()
     }
 
     /// The cut of a state value among the ranks that compute with it, if each has rows of it alone.
@@ -173,6 +256,9 @@ impl Layout {
 
     /// The rows of a state value that this rank has, if it does not have all.
     pub fn held(&self, kind: StateKind, name: &str) -> Option<HeldRows> {
+        if !self.has(name) {
+            return None;
+        }
         let (cut, rank) = (self.cuts.get(name)?, self.parallel.rank.index);
         let is_by_rows = matches!(
             kind,
@@ -190,7 +276,7 @@ impl Layout {
         Some(HeldRows { of: cut.rows(), rows })
     }
 
-    /// True if all ranks hold the same of a state value.
+    /// True if all ranks of the stage hold the same of a state value.
     pub fn is_alike(&self, kind: StateKind, name: &str) -> bool {
         // An FP8 copy is called as its parameter, with the format after a space.
         let parameter = name.split_once(' ').map_or(name, |(parameter, _)| parameter);
@@ -198,16 +284,27 @@ impl Layout {
         self.held(kind, name).is_none() && !(kind == StateKind::Compute && is_of_parts())
     }
 
-    /// The first rank that has the rows and the experts of `rank`.
-    pub fn first_with_rows_of(&self, rank: usize) -> usize {
-        rank % if self.cuts_state() { self.parallel.shards() } else { self.parallel.expert }
+    /// The first rank of the stage of `rank`.
+    pub fn first_of_stage(&self, rank: usize) -> usize {
+        self.parallel.stage_groups().rank_at(rank, 0)
     }
 
-    /// True if this rank saves what it has of a state value: the first of the ranks that have the same.
+    /// The first rank that has the blocks, the rows and the experts of `rank`.
+    pub fn first_with_rows_of(&self, rank: usize) -> usize {
+        let first = self.first_of_stage(rank);
+        first + (rank - first) % if self.cuts_state() { self.parallel.shards() } else { self.parallel.expert }
+    }
+
+    /// True if this rank saves what it has of a state value: the first of the ranks of its stage that have
+    /// the same.
     pub fn saves(&self, kind: StateKind, name: &str) -> bool {
         let rank = self.parallel.rank.index;
+        if !self.is_own(name) {
+            return false;
+        }
         if self.held(kind, name).is_none() {
-            return rank == 0;
+            // All stages count alike.
+            return rank == if kind == StateKind::Counter { 0 } else { self.first_of_stage(rank) };
         }
         let ParameterCut { shard, replicas, .. } = self.cuts[name];
         replicas.place(rank) == 0 && (self.cut_of(kind, name).is_some() || shard.groups.place(rank) == 0)
@@ -225,8 +322,8 @@ impl Layout {
         if !self.cuts_state() {
             return None;
         }
-        let mut held = vec![0; self.parallel.rank.world_size];
-        for p in model.parameters().into_iter().filter(|p| p.group.is_trained()) {
+        let mut held = vec![0; self.parallel.stage_groups().size];
+        for p in model.parameters().into_iter().filter(|p| p.group.is_trained() && self.has(&p.name)) {
             let (cut, row) = (self.cuts[&p.name], p.shape[1..].iter().product::<usize>());
             held.iter_mut().enumerate().for_each(|(rank, held)| *held += cut.rows_of(rank).len() * row);
         }
@@ -260,7 +357,15 @@ fn divisors(n: usize) -> impl Iterator<Item = usize> {
 
 /// Refuses settings that contradict each other or the model.
 fn check(parallel: &Parallel, model: &Architecture) -> Result<(), ProgramError> {
-    let Parallel { rank: Rank { world_size, .. }, replicas, .. } = *parallel;
+    let Parallel { rank: Rank { world_size, .. }, pipeline, replicas, .. } = *parallel;
+    if pipeline == 0 || !world_size.is_multiple_of(pipeline) {
+        let nearest = divisors(world_size).min_by_key(|n| n.abs_diff(pipeline)).unwrap_or(1);
+        return Err(ProgramError::Refused(format!(
+            "{world_size} ranks cannot be divided into parallel.pipeline = {pipeline} stages of equal size; the nearest value that works is \
+             {nearest}"
+        )));
+    }
+    let world_size = world_size / pipeline;
     if replicas == 0 || !world_size.is_multiple_of(replicas) {
         return Err(ProgramError::Refused(format!(
             "{world_size} ranks cannot be divided into parallel.replicas = {replicas} groups of equal size"
@@ -271,6 +376,24 @@ fn check(parallel: &Parallel, model: &Architecture) -> Result<(), ProgramError> 
         return Err(ProgramError::Refused(format!(
             "parallel.reduce = \"any-world\" adds gradients as a binary tree over ranks, whose number must be a power of two, not \
              {world_size}; use another number of ranks, or leave the key out"
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses stages of which one would have no block.
+fn check_split(parallel: &Parallel, model: &Architecture, split: &[usize]) -> Result<(), ProgramError> {
+    let (stages, blocks) = (parallel.pipeline, model.layers.len());
+    if stages > blocks {
+        return Err(ProgramError::Refused(format!(
+            "parallel.pipeline = {stages} has more stages than this model has blocks; use at most {blocks}"
+        )));
+    }
+    let is_split = split.len() == stages && split.iter().sum::<usize>() == blocks && !split.contains(&0);
+    if stages > 1 && !is_split {
+        return Err(ProgramError::Refused(format!(
+            "parallel.pipeline_split = {split:?} must have {stages} numbers of blocks, of which none is 0 and which add up to {blocks}; leave \
+             the key out to have the stages balanced"
         )));
     }
     Ok(())
@@ -377,7 +500,7 @@ mod tests {
     fn of(world_size: usize, recipe: Recipe, reduce: Reduce) -> Result<Layout, ProgramError> {
         let rank = Rank::first_of(world_size);
         let parallel = Parallel { rank, shard: Shard::Optimizer, reduce, ..Parallel::ALONE };
-        Layout::new(&model(), &recipe.into(), parallel)
+        Layout::new(&model(), &recipe.into(), parallel, &[])
     }
 
     const ANY: Reduce = Reduce::AnyWorld;
@@ -420,7 +543,7 @@ mod tests {
         ] {
             let of_rank = |rank| {
                 let parallel = Parallel { rank, replicas, expert, shard, ..Parallel::ALONE };
-                Layout::new(&mixture(), &Recipe::Fp32.into(), parallel).expect("a layout")
+                Layout::new(&mixture(), &Recipe::Fp32.into(), parallel, &[]).expect("a layout")
             };
             let layouts: Vec<Layout> = Rank::all(4).map(of_rank).collect();
             for p in mixture().parameters().iter().filter(|p| p.group.is_trained()) {
@@ -444,7 +567,7 @@ mod tests {
         }
         let refused = |model: &Architecture, expert| {
             let parallel = Parallel { rank: Rank::first_of(4), expert, ..Parallel::ALONE };
-            Layout::new(model, &Recipe::Fp32.into(), parallel).expect_err("refused").to_string()
+            Layout::new(model, &Recipe::Fp32.into(), parallel, &[]).expect_err("refused").to_string()
         };
         assert!(refused(&mixture(), 3).contains("is 2"), "{}", refused(&mixture(), 3));
         assert!(refused(&mixture(), 0).contains("is 1"), "{}", refused(&mixture(), 0));
@@ -474,7 +597,7 @@ mod tests {
         let of = |world_size, replicas| {
             let rank = Rank::first_of(world_size);
             let parallel = Parallel { rank, replicas, shard: Shard::Weights, ..Parallel::ALONE };
-            Layout::new(&model(), &Recipe::Fp32.into(), parallel).map(|_| ()).map_err(|e| e.to_string())
+            Layout::new(&model(), &Recipe::Fp32.into(), parallel, &[]).map(|_| ()).map_err(|e| e.to_string())
         };
         for replicas in [1, 2, 3, 6] {
             assert_eq!(of(6, replicas), Ok(()));
@@ -498,7 +621,7 @@ mod tests {
                 shard: Shard::Optimizer,
                 ..Parallel::ALONE
             };
-            Layout::new(&model(), &Recipe::Fp8Block.into(), parallel).expect("a layout")
+            Layout::new(&model(), &Recipe::Fp8Block.into(), parallel, &[]).expect("a layout")
         };
         for p in model().parameters() {
             let rows = |rank| of_rank(rank).held(StateKind::Master, &p.name).expect("rows").rows;
@@ -523,7 +646,7 @@ mod tests {
                     reduce,
                     ..Parallel::ALONE
                 };
-                Layout::new(&model(), &recipe.into(), parallel).expect("a layout")
+                Layout::new(&model(), &recipe.into(), parallel, &[]).expect("a layout")
             };
             let layouts: Vec<Layout> = (0..n).map(of_rank).collect();
             let mut held = vec![0; n];

@@ -10,10 +10,9 @@ use crate::update;
 use xtrain_model::Numerics;
 use xtrain_model::decoder::io;
 use xtrain_ops::{PassSet, rewrites};
-use xtrain_program::backward::backward as differentiate;
 use xtrain_program::{
-    Origin, Program, Root, Stage, StaticScale, fuse as rewriting, measure_casts, narrow as narrowing,
-    precision, quantize, recompute, refresh, save_fp8, shard, wire,
+    Origin, Program, Root, Stage, StaticScale, ValueId, backward, fuse as rewriting, measure_casts,
+    narrow as narrowing, pipeline, precision, quantize, recompute, refresh, save_fp8, shard, wire,
 };
 
 /// A pass of the [`PIPELINE`].
@@ -39,8 +38,15 @@ pub const PIPELINE: &[Pass] = &[
         run: |program, setting| Ok(precision::apply(program, setting.numerics.recipe.precision())?),
     },
     Pass {
-        name: "backward",
+        name: "pipeline",
         needs: &["precision"],
+        guarantees: "a stage of a pipeline receives activations from the stage before it, and sends its own to the next",
+        calls: &["infer"],
+        run: connect,
+    },
+    Pass {
+        name: "backward",
+        needs: &["precision", "pipeline"],
         guarantees: "every parameter has a gradient, which accumulates over micro-steps",
         calls: &["infer", "accumulates"],
         run: backward,
@@ -122,7 +128,8 @@ pub const PIPELINE: &[Pass] = &[
         calls: &["infer", "gathers_apart"],
         run: |program, setting| {
             let (layout, updates) = (setting.layout, setting.update().is_some());
-            Ok(shard::apply(program, layout.parallel(), layout.cuts(), updates, &PassSet)?)
+            let (parallel, cuts, tie) = (layout.parallel(), layout.cuts(), layout.tie());
+            Ok(shard::apply(program, parallel, cuts, tie, updates, &PassSet)?)
         },
     },
     Pass {
@@ -199,6 +206,12 @@ impl<'a> Setting<'a> {
         Setting { numerics, layers: spec.model.layers.len(), layout, step }
     }
 
+    /// The stage among those of the pipeline.
+    fn place(&self) -> pipeline::StagePlace {
+        let groups = self.layout.parallel().pipeline_groups();
+        pipeline::StagePlace { groups, stage: self.layout.stage().index }
+    }
+
     fn measured(&self) -> Option<&'a Numerics> {
         self.step?.measured
     }
@@ -237,6 +250,16 @@ pub fn run_after(program: Program, setting: &Setting<'_>, first: &str) -> Result
     PIPELINE[start..].iter().try_fold(program, |program, pass| (pass.run)(program, setting))
 }
 
+fn connect(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramError> {
+    let stage = setting.layout.stage();
+    if stage.is_whole() {
+        return Ok(program);
+    }
+    let mut program = pipeline::connect(program, setting.place(), [io::STREAM, io::NEXT_STREAM], &PassSet)?;
+    program.slots = setting.step.map_or(0, |_| stage.in_flight());
+    Ok(program)
+}
+
 fn backward(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramError> {
     if setting.step.is_none() {
         return Ok(program);
@@ -245,9 +268,19 @@ fn backward(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramE
     let names = std::iter::once(io::OBJECTIVE.to_owned()).chain(of_routers);
     let roots: Vec<Root> =
         names.filter_map(|name| Some(Root { value: program.output(&name)?, grad: None })).collect();
-    match &roots[..] {
-        [] => Ok(program),
-        roots => Ok(differentiate(program, roots, &[], &PassSet)?.0),
+    // In one process as in stages of a pipeline, of which one has each use of tied embeddings.
+    let is_any_world = setting.layout.parallel().reduce.is_any_world();
+    let backward = match is_any_world && setting.update().is_some() {
+        true => backward::backward_of_each_use,
+        false => backward::backward,
+    };
+    let differentiate = |program, roots: &[Root], wrt: &[ValueId]| match roots {
+        [] => Ok((program, Vec::new())),
+        roots => Ok(backward(program, roots, wrt, &PassSet)?),
+    };
+    match setting.layout.stage().is_whole() {
+        true => differentiate(program, &roots, &[]).map(|(program, _)| program),
+        false => pipeline::differentiate(program, setting.place(), roots, &PassSet, differentiate),
     }
 }
 

@@ -6,9 +6,10 @@ use crate::layout::Layout;
 use crate::passes::{self, Setting};
 use crate::scored_shape::ScoredShape;
 use crate::training_spec::TrainingSpec;
-use xtrain_model::decoder::{Batch, Context, Loss, trace_logits, trace_loss, trace_scores};
-use xtrain_model::{Architecture, ExpertRanks, Init, Numerics};
+use xtrain_model::decoder::{Batch, Context, Loss, io, trace_logits, trace_loss, trace_scores};
+use xtrain_model::{Architecture, Init, ModelRanks, Numerics};
 use xtrain_ops::PassSet;
+use xtrain_ops::collective::{Receive, Send};
 use xtrain_ops::normal::Normal;
 use xtrain_program::{Program, Role, Stage, StateKind, Storage, Tracer, refresh};
 use xtrain_tensor::{DType, Shape, TensorType};
@@ -59,8 +60,7 @@ pub fn inspection(spec: &TrainingSpec, casts: &Numerics) -> Result<Program, Prog
 fn traced(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     let (document_mask, deterministic) = (spec.document_mask, spec.attention_deterministic);
-    let expert_ranks = spec.expert_ranks();
-    let context = Context::Sequence { document_mask, deterministic, expert_ranks };
+    let context = Context::Sequence { document_mask, deterministic, ranks: spec.ranks() };
     let (loss, dropout) = (spec.loss, spec.dropout);
     trace_loss(&mut tracer, &spec.model, spec.batch, context, loss, dropout, spec.fixed_routing)?;
     Ok(tracer.finish())
@@ -76,8 +76,7 @@ pub fn evaluation(
     loss: Loss,
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
-    let expert_ranks = ExpertRanks::of_run(layout.parallel());
-    let context = Context::Sequence { document_mask, deterministic: true, expert_ranks };
+    let context = Context::Sequence { document_mask, deterministic: true, ranks: layout.ranks() };
     trace_loss(&mut tracer, model, batch, context, loss, 0.0, None)?;
     forward(tracer, model, numerics, layout)
 }
@@ -93,7 +92,32 @@ pub fn logits(
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     trace_logits(&mut tracer, model, batch, context, rows)?;
-    forward(tracer, model, numerics, layout)
+    let mut program = forward(tracer, model, numerics, layout)?;
+    if !context.stage().is_whole() {
+        let dtype = numerics.recipe.precision().compute;
+        share_logits(&mut program, TensorType::new(dtype, [rows, model.vocab_size]), layout)?;
+    }
+    Ok(program)
+}
+
+/// Makes logits of the last stage of a pipeline the output of all stages.
+fn share_logits(program: &mut Program, ty: TensorType, layout: &Layout) -> Result<(), ProgramError> {
+    let (stage, groups) = (layout.stage(), layout.parallel().pipeline_groups());
+    let mut t = Tracer::new(std::mem::take(program), Stage::Forward, Role::Forward);
+    t.site("stage");
+    match (stage.is_last(), t.program().output(io::LOGITS)) {
+        (true, Some(logits)) => {
+            for to in 0..stage.index {
+                t.emit(Send { groups, to }, &[logits])?;
+            }
+        }
+        _ => {
+            let logits = t.emit(Receive { groups, from: stage.count - 1, ty }, &[])?[0];
+            t.output(io::LOGITS, logits);
+        }
+    }
+    *program = t.finish();
+    Ok(())
 }
 
 /// The log-probabilities of targets of so many sequences of a shape.
@@ -105,8 +129,7 @@ pub fn scores(
     sequences: usize,
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
-    let expert_ranks = ExpertRanks::of_run(layout.parallel());
-    let context = Context::Sequence { document_mask: false, deterministic: true, expert_ranks };
+    let context = Context::Sequence { document_mask: false, deterministic: true, ranks: layout.ranks() };
     let batch = Batch { sequences, seq_len: shape.seq_len };
     trace_scores(&mut tracer, model, batch, context, &shape.chunks(sequences))?;
     forward(tracer, model, numerics, layout)
@@ -134,8 +157,8 @@ fn forward(
 /// masters change.
 pub fn weights(model: &Architecture, numerics: &Numerics) -> Result<Program, ProgramError> {
     let batch = Batch { sequences: 1, seq_len: 1 };
-    let expert_ranks = ExpertRanks::ALONE;
-    let context = Context::Sequence { document_mask: false, deterministic: true, expert_ranks };
+    let ranks = ModelRanks::ALONE;
+    let context = Context::Sequence { document_mask: false, deterministic: true, ranks };
     let program = refresh(&logits(model, numerics, &Layout::alone(), batch, context, 1)?)?;
     // No GEMM reads these, so nothing refreshes a copy of them.
     let mut t = Tracer::new(program, Stage::Update, Role::Update);
@@ -168,6 +191,9 @@ pub fn initial(model: &Architecture, layout: &Layout, seed: u64, std: f64) -> Re
     let mut t = Tracer::default();
     for (site, p) in model.parameters().iter().enumerate() {
         let Init::Normal(scale) = p.init else { continue };
+        if !layout.has(&p.name) {
+            continue;
+        }
         let whole = TensorType { dtype: DType::F32, shape: Shape::new(&p.shape) };
         let rows = layout.held(StateKind::Master, &p.name).map_or(0..p.shape[0], |held| held.rows);
         let padded = layout.cut_of(StateKind::Master, &p.name).map_or(rows.len(), |cut| cut.piece_rows);

@@ -145,11 +145,15 @@ impl Scorer {
             counts.push(count);
         }
         let positions: Vec<i32> = (0..tokens.len()).map(|token| (token % seq_len) as i32).collect();
+        let stage = weights.layout().stage();
         let engine = weights.engine();
-        engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&tokens))?;
+        if stage.is_first() {
+            engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&tokens))?;
+        }
         engine.write_input(id, io::POSITIONS, bytemuck::cast_slice(&positions))?;
+        let chunks = if stage.is_last() { scored.len().div_ceil(CHUNK_TOKENS) } else { 0 };
         for (chunk, (rows, targets)) in
-            scored.chunks(CHUNK_TOKENS).zip(targets.chunks(CHUNK_TOKENS)).enumerate()
+            scored.chunks(CHUNK_TOKENS).zip(targets.chunks(CHUNK_TOKENS)).enumerate().take(chunks)
         {
             engine.write_input(id, &io::scored_rows(chunk), bytemuck::cast_slice(rows))?;
             engine.write_input(id, &io::scored_targets(chunk), bytemuck::cast_slice(targets))?;
@@ -158,7 +162,7 @@ impl Scorer {
         Ok(FlyingBatch { ticket: Some(engine.fetch(id)?), batch, targets: counts })
     }
 
-    /// Waits for a batch: the score of each of its items.
+    /// Waits for a batch: the score of each of its items; of a pipeline, on the last stage alone.
     pub fn collect(
         &self,
         weights: &mut Weights,
@@ -167,6 +171,9 @@ impl Scorer {
         let FlyingBatch { ticket, batch, targets } = flying;
         let Some(ticket) = ticket else { return Ok(Vec::new()) };
         let outputs = weights.engine().collect(ticket)?;
+        if !weights.layout().stage().is_last() {
+            return Ok(Vec::new());
+        }
         let (mut logprobs, mut ranks) = (Vec::<f32>::new(), Vec::<i32>::new());
         let rows = batch.shape.rows;
         for chunk in 0..(batch.sequences * rows).div_ceil(CHUNK_TOKENS) {

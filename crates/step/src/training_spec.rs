@@ -4,9 +4,11 @@ use crate::scored_shape::ScoredShape;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::optimizer::Optimizer;
 use xtrain_model::{
-    Architecture, Capacity, ExpertRanks, Experts, FixedRouting, Fp8Overrides, Numerics, Recipe,
+    Architecture, Capacity, ExpertRanks, Experts, FixedRouting, Fp8Overrides, ModelRanks, Numerics,
+    PipelineStage, Recipe,
 };
 use xtrain_program::{Parallel, Recompute};
+use xtrain_rank::Rank;
 
 /// The description of a training program.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +41,8 @@ pub struct TrainingSpec {
     pub optimizer: Optimizer,
     /// The ranks that train the model, and how they share the work.
     pub parallel: Parallel,
+    /// The blocks of each stage of a pipeline; empty without one.
+    pub split: Vec<usize>,
     /// The room for rows of experts on a rank; None for one in which every routing fits.
     pub capacity: Option<Capacity>,
     /// True if the program of a bf16 step exists too, for reference segments.
@@ -58,9 +62,19 @@ impl TrainingSpec {
         ExpertRanks { capacity: self.capacity, ..ExpertRanks::of_run(&self.parallel) }
     }
 
+    /// The part of the model that this rank computes.
+    pub fn stage(&self) -> PipelineStage {
+        PipelineStage::of(self.parallel.stage(), &self.split)
+    }
+
+    /// How ranks share the computation of the model.
+    pub fn ranks(&self) -> ModelRanks {
+        ModelRanks { experts: self.expert_ranks(), stage: self.stage() }
+    }
+
     /// Tokens of a step of all ranks, under sums for any world.
     pub(crate) fn tree_tokens(&self) -> usize {
-        self.batch.tokens() * self.parallel.tree_micro_steps * self.parallel.rank.world_size
+        self.batch.tokens() * self.parallel.tree_micro_steps * self.parallel.data_rank().world_size
     }
 
     /// The rows of a rank's experts that fit into a micro-batch, in blocks where some routing needs more;
@@ -86,13 +100,37 @@ impl TrainingSpec {
 
     /// Micro-batches of a rank in a step of `batch_size` sequences.
     pub fn micro_steps(&self, batch_size: usize) -> usize {
-        batch_size / self.batch.sequences / self.parallel.rank.world_size
+        batch_size / self.batch.sequences / self.parallel.data_rank().world_size
     }
 
     /// Tokens of a batch of sequences that are scored between steps: those of a micro-batch, whose memory
     /// there is.
     pub fn scored_tokens(&self) -> usize {
         self.batch.sequences * self.batch.seq_len
+    }
+
+    /// This step on the first rank of each stage of the pipeline.
+    pub fn of_stages(&self) -> Vec<TrainingSpec> {
+        let on = |rank: usize| {
+            let rank = self.parallel.rank.with_index(rank);
+            TrainingSpec { parallel: Parallel { rank, ..self.parallel }, ..self.clone() }
+        };
+        match self.parallel.pipeline {
+            1 => vec![self.clone()],
+            _ => self.parallel.pipeline_groups().ranks(0).map(on).collect(),
+        }
+    }
+
+    /// This step without a pipeline: in one process if it has one.
+    pub fn of_one_stage(&self) -> TrainingSpec {
+        if self.parallel.pipeline == 1 { self.clone() } else { self.in_one_process() }
+    }
+
+    /// This step of one process, with as many micro-batches.
+    pub fn in_one_process(&self) -> TrainingSpec {
+        let (rank, pipeline, replicas, expert) = (Rank::ALONE, 1, 1, 1);
+        let parallel = Parallel { rank, pipeline, replicas, expert, ..self.parallel };
+        TrainingSpec { parallel, split: Vec::new(), ..self.clone() }
     }
 
     /// This step with micro-batches of other sizes.
@@ -103,6 +141,13 @@ impl TrainingSpec {
             spec.parallel.tree_micro_steps = spec.micro_steps(batch_size).max(1);
         }
         spec
+    }
+
+    /// This step of the first `blocks` blocks of its model, in stages of about the same time.
+    pub fn with_blocks(&self, blocks: usize) -> TrainingSpec {
+        let model = self.model.truncated(blocks);
+        let split = PipelineStage::balanced_split(&model, self.batch.seq_len, self.parallel.pipeline);
+        TrainingSpec { model, split, ..self.clone() }
     }
 
     /// This step of another model, in all blocks of which it recomputes.

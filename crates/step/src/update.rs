@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use xtrain_model::decoder::{SumsOf, io};
 use xtrain_model::optimizer::{Controls, Updated};
-use xtrain_model::{Architecture, DelayedScales, ParameterGroup, ParameterSpec};
+use xtrain_model::{Architecture, DelayedScales, Experts, ParameterGroup, ParameterSpec};
 use xtrain_ops::balance_bias::BalanceBias;
 use xtrain_ops::clip::Clip;
 use xtrain_ops::collective::AllGather;
@@ -23,7 +23,7 @@ use xtrain_program::{
     Delayed, Groups, Parallel, Parameter, ParameterCut, Program, Role, RowShard, Stage, StateKind,
     TraceError, Tracer, ValueId, WriteMode,
 };
-use xtrain_tensor::{DType, Shape, TensorType};
+use xtrain_tensor::{DType, HostTensor, Shape, TensorType};
 
 /// Names of the inputs and outputs that the update adds to [`xtrain_model::decoder::io`].
 pub mod update_io {
@@ -95,19 +95,27 @@ fn amaxes_to_host(t: &mut Tracer, delayed: &[Delayed], parallel: &Parallel) -> R
     Ok(t.emit(MaxAmaxes { lengths: vec![1] }, &[all])?[0])
 }
 
-/// The row of `amaxes` of each rank.
+/// The row of `amaxes` of each rank of the stage, which cast the same tensors.
 fn rows_of_amaxes(t: &mut Tracer, amaxes: &[ValueId], parallel: &Parallel) -> Result<ValueId, TraceError> {
     let row = t.site("scales").emit(RankAmaxes, amaxes)?[0];
-    if parallel.rank.world_size == 1 {
+    let groups = parallel.stage_groups();
+    if groups.size == 1 {
         return Ok(row);
     }
-    let gather = AllGather { rows: parallel.rank.world_size * amaxes.len(), ..gather_of_rows(parallel) };
-    Ok(t.emit(gather, &[row])?[0])
+    Ok(t.emit(AllGather { groups, first: 0, rows: groups.size * amaxes.len() }, &[row])?[0])
 }
 
-/// Gathers one row of each rank, in their order.
+/// Gathers one row of each rank of the run, in their order.
 fn gather_of_rows(parallel: &Parallel) -> AllGather {
     AllGather { groups: parallel.world(), first: 0, rows: parallel.rank.world_size }
+}
+
+/// The loss, the objective and the sums of a micro-batch; zeros for what another stage computes.
+fn losses_of(program: Program) -> (Program, Vec<ValueId>) {
+    let [loss, objective, sums] = [io::LOSS, io::OBJECTIVE, io::SUMS].map(|name| program.output(name));
+    let mut t = Tracer::new(program, Stage::Forward, Role::Forward);
+    let numbers = [loss, objective].map(|loss| loss.unwrap_or_else(|| zeros(&mut t, &[])));
+    (t.finish(), numbers.into_iter().chain(sums).collect())
 }
 
 /// Keeps the losses of each micro-step, so that they are added in the same order in any world.
@@ -121,7 +129,9 @@ fn record_losses(
             output.mode = WriteMode::Assign;
         }
     }
-    let mut t = Tracer::new(program, Stage::Backward, Role::Reduce);
+    // In a stage of a pipeline, other forwards may run before the backward.
+    let stage = if program.slots > 0 { Stage::Forward } else { Stage::Backward };
+    let mut t = Tracer::new(program, stage, Role::Reduce);
     let micro_step = t.input(MICRO_STEP, TensorType::new(DType::U32, []));
     let columns = losses.iter().map(|&loss| t.ty(loss).numel()).sum();
     let kept = t.state(StateKind::Losses, io::LOSS, TensorType::new(DType::F32, [micro_steps, columns]));
@@ -155,12 +165,14 @@ fn decisive(
     losses: &[ValueId],
     sources: usize,
     amax: Option<ValueId>,
-    layout: &Layout,
+    (model, layout): (&Architecture, &Layout),
 ) -> Result<Decisive, TraceError> {
     let parallel = layout.parallel();
     t.site("grad_norm");
-    let values: Vec<ValueId> = gradients.iter().map(|(_, gradient)| *gradient).collect();
-    let (squares, squares_of) = squares(t, gradients, &values, layout)?;
+    let (squares, squares_of) = match layout.stage().is_whole() {
+        true => squares(t, gradients, layout)?,
+        false => squares_of_stage(t, gradients, model, layout)?,
+    };
     let stop = t.input(update_io::STOP, TensorType::new(DType::U32, []));
     let inputs: Vec<ValueId> =
         [squares].into_iter().chain(losses.iter().copied()).chain([stop]).chain(amax).collect();
@@ -183,9 +195,10 @@ fn decisive(
 fn squares(
     t: &mut Tracer,
     gradients: &[NamedGradient],
-    values: &[ValueId],
     layout: &Layout,
 ) -> Result<(ValueId, Squares), TraceError> {
+    let values: Vec<ValueId> = gradients.iter().map(|(_, gradient)| *gradient).collect();
+    let values = &values[..];
     let parallel = layout.parallel();
     let is_any_world = parallel.reduce.is_any_world();
     // Ranks that share experts have different gradients of them, also if each has all other state.
@@ -212,6 +225,54 @@ fn squares(
             }
         }
     })
+}
+
+/// The squares of the gradients of this rank's stage of a pipeline, and the order in which those of all
+/// stages are added. As in [`squares`], they are units of gradients only where that is needed.
+fn squares_of_stage(
+    t: &mut Tracer,
+    gradients: &[NamedGradient],
+    model: &Architecture,
+    layout: &Layout,
+) -> Result<(ValueId, Squares), TraceError> {
+    let parallel = layout.parallel();
+    let is_any_world = parallel.reduce.is_any_world();
+    let own: Vec<&NamedGradient> = gradients.iter().filter(|(name, _)| layout.is_own(name)).collect();
+    let values: Vec<ValueId> = own.iter().map(|(_, gradient)| *gradient).collect();
+    let ranks = parallel.stage_groups().size;
+    if !is_any_world && (layout.cuts_state() || parallel.expert == 1) {
+        // The gradients, or the pieces of a rank, are one unit.
+        let shard = Groups::world(if layout.cuts_state() { parallel.shards() } else { 1 });
+        let pieces = vec![vec![PieceUnits { shard, ..PieceUnits::WHOLE }]; parallel.pipeline];
+        return Ok((t.emit(SquaredNorm, &values)?[0], Squares::OfStages { ranks, pieces }));
+    }
+    let mut pieces = vec![Vec::new(); parallel.pipeline];
+    let mut elements_of: HashMap<String, usize> = HashMap::new();
+    for p in model.parameters().into_iter().filter(|p| p.group.is_trained()) {
+        let cut = layout.cuts()[&p.name];
+        let rows = if layout.cuts_state() { cut.shard.piece_rows } else { cut.shard.rows };
+        let unit = if is_any_world { layout.unit_rows(&p.name) } else { rows };
+        pieces[layout.stage_of(&p)].push(piece_units(layout, &p.name, rows.div_ceil(unit)));
+        elements_of.insert(p.name, unit * p.shape[1..].iter().product::<usize>());
+    }
+    let mut unit_elements: Vec<usize> = own.iter().map(|(name, _)| elements_of[&**name]).collect();
+    let mut values = values;
+    let squares_of = Squares::OfStages { ranks, pieces };
+    let words: usize =
+        values.iter().zip(&unit_elements).map(|(v, unit)| t.ty(*v).numel().div_ceil(*unit)).sum();
+    // The words of all ranks are equally many.
+    let missing = squares_of.words() - words;
+    if missing > 0 {
+        values.push(zeros(t, &[missing]));
+        unit_elements.push(1);
+    }
+    Ok((t.emit(UnitSquares { unit_elements }, &values)?[0], squares_of))
+}
+
+/// Zeros, f32.
+fn zeros(t: &mut Tracer, shape: &[usize]) -> ValueId {
+    let ty = TensorType::new(DType::F32, Shape::new(shape));
+    t.constant(&format!("zeros.{ty}"), ty, move || HostTensor::zeros(ty))
 }
 
 /// The units of a gradient of which each rank has pieces of so many units.
@@ -244,10 +305,14 @@ fn balance(
     Ok(())
 }
 
-/// The rows that each block with experts needs on this rank, if its room may be too small.
-fn rows_needed(program: &Program, spec: &TrainingSpec) -> Vec<ValueId> {
-    let blocks = 0..spec.model.layers.len();
-    blocks.filter_map(|block| program.output(&io::rows_needed(block))).collect()
+/// The rows that each block with experts needs on this rank, if its room may be too small; None for a block
+/// of another stage.
+fn rows_needed(program: &Program, spec: &TrainingSpec) -> Vec<Option<ValueId>> {
+    let may_be_too_small =
+        |experts: &Experts| experts.dispatch_own(spec.batch.tokens(), spec.expert_ranks()).room.is_some();
+    let blocks = spec.model.layers.iter().enumerate();
+    let with_room = blocks.filter(|(_, layer)| layer.feed_forward.experts().is_some_and(may_be_too_small));
+    with_room.map(|(block, _)| program.output(&io::rows_needed(block))).collect()
 }
 
 /// Appends the check of the room for the rows that the blocks need on this rank, if it may be too small:
@@ -255,11 +320,13 @@ fn rows_needed(program: &Program, spec: &TrainingSpec) -> Vec<ValueId> {
 fn check_room(
     t: &mut Tracer,
     spec: &TrainingSpec,
-    of_blocks: &[ValueId],
+    of_blocks: &[Option<ValueId>],
 ) -> Result<Option<[ValueId; 2]>, TraceError> {
     let Some(room) = spec.room() else { return Ok(None) };
     t.site("room");
-    let row = t.emit(RankAmaxes, of_blocks)?[0];
+    let of_blocks: Vec<ValueId> =
+        of_blocks.iter().map(|needed| needed.unwrap_or_else(|| zeros(t, &[1]))).collect();
+    let row = t.emit(RankAmaxes, &of_blocks)?[0];
     let ranks = spec.parallel.rank.world_size;
     let gather = AllGather { rows: ranks * of_blocks.len(), ..gather_of_rows(&spec.parallel) };
     let rows = t.emit(gather, &[row])?[0];
@@ -286,7 +353,7 @@ fn amaxes(
         true => amax,
         false if spec.fp8.static_scales.is_some() => Some(amaxes_to_host(t, delayed, &spec.parallel)?),
         false => {
-            if spec.parallel.rank.world_size > 1 {
+            if spec.parallel.stage_groups().size > 1 {
                 amaxes_of_all(t, delayed, &spec.parallel)?;
             }
             Some(next_scales(t, delayed, parameters, &spec.fp8.delayed, halted)?)
@@ -299,13 +366,15 @@ fn amaxes(
 
 /// Appends the scales of the next step, gradient norm, clip and the optimizer's update.
 pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Result<Program, TraceError> {
-    let specs = spec.model.parameters();
-    let specs: HashMap<&str, &ParameterSpec> = specs.iter().map(|p| (p.name.as_str(), p)).collect();
+    let mut specs = spec.model.parameters();
+    specs.retain(|p| p.group.is_trained());
+    let specs: HashMap<&str, (usize, &ParameterSpec)> =
+        specs.iter().enumerate().map(|(index, p)| (p.name.as_str(), (index, p))).collect();
     let parameters = program.parameters.clone();
     let parallel = layout.parallel();
     let (objective, sums) = (program.output(io::OBJECTIVE), program.output(io::SUMS));
-    let outputs = [io::LOSS, io::OBJECTIVE, io::SUMS];
-    let mut losses: Vec<ValueId> = outputs.iter().filter_map(|name| program.output(name)).collect();
+    let mut losses;
+    (program, losses) = losses_of(program);
     if parallel.reduce.is_any_world() && losses.len() > 1 {
         let kept;
         (program, kept) = record_losses(program, &losses, parallel.tree_micro_steps)?;
@@ -322,7 +391,7 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
         parameters.iter().filter_map(|p| Some((p.name.clone(), p.gradient?))).collect();
     let sums_of = SumsOf::loss(&spec.model, &spec.loss);
     let Decisive { norm, objective, amax, sums } = if spec.has_totals() {
-        decisive(&mut t, &gradients, &losses, sums_of.pairs(), amax, layout)?
+        decisive(&mut t, &gradients, &losses, sums_of.pairs(), amax, (&spec.model, layout))?
     } else {
         let gradients: Vec<ValueId> = gradients.into_iter().map(|(_, gradient)| gradient).collect();
         Decisive { norm: t.site("grad_norm").emit(GradNorm, &gradients)?[0], objective, amax, sums }
@@ -343,11 +412,11 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
     let updated: Vec<_> = parameters
         .iter()
         .map(|parameter| {
-            let spec = specs[&*parameter.name];
+            let (index, spec) = specs[&*parameter.name];
             let held = layout.held(StateKind::Master, &parameter.name);
             let first_row = held.map_or(0, |held| held.rows.start);
             let row: usize = spec.shape[1..].iter().product();
-            Updated { parameter, spec, first_element: (first_row * row) as u64 }
+            Updated { parameter, spec, index, first_element: (first_row * row) as u64 }
         })
         .collect();
     spec.optimizer.trace(&mut t, &updated, Controls { lr, coefficient, applied, skip })?;

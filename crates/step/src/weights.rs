@@ -103,6 +103,9 @@ impl Weights {
         let normal = self.engine.load(programs::initial(&self.model, &self.layout, seed, std)?)?;
         self.engine.run(normal, Part::Whole)?;
         for p in self.model.parameters() {
+            if !self.layout.has(&p.name) {
+                continue;
+            }
             let value = match p.init {
                 Init::Zeros => 0.0,
                 Init::Ones => 1.0,

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Step, drawn, random_batch, relative, slice, spec, step_from, wide_model};
 use xtrain_model::decoder::{Batch, Context};
-use xtrain_model::{Bf16Reason, ExpertRanks, Fp8Overrides, GemmPattern, Recipe};
+use xtrain_model::{Bf16Reason, Fp8Overrides, GemmPattern, ModelRanks, Recipe};
 use xtrain_program::{Program, Recompute, Stage, StateKind, Storage};
 use xtrain_step::layout::Layout;
 use xtrain_step::linear_gemms::linear_gemms;
@@ -167,7 +167,7 @@ fn generation_reads_the_head_in_fp8_too() {
     for recipe in Recipe::FP8 {
         let spec = with_head(recipe, true);
         let context =
-            Context::Sequence { document_mask: false, deterministic: true, expert_ranks: ExpertRanks::ALONE };
+            Context::Sequence { document_mask: false, deterministic: true, ranks: ModelRanks::ALONE };
         let batch = Batch { sequences: 1, seq_len: 5 };
         let program = programs::logits(&spec.model, &spec.numerics(), &Layout::alone(), batch, context, 1)
             .expect("a program");

@@ -4,7 +4,7 @@ mod common;
 
 use common::{built, drawn, engine, is_sample, mixture, small, small_model, spec, wide};
 use xtrain_model::decoder::{Balancing, Batch, Context, io};
-use xtrain_model::{Architecture, Description, ExpertRanks, Family, Fp8Overrides, Numerics, Recipe};
+use xtrain_model::{Architecture, Description, Family, Fp8Overrides, ModelRanks, Numerics, Recipe};
 use xtrain_program::Program;
 use xtrain_runtime::Part;
 use xtrain_step::engine::Target;
@@ -51,8 +51,7 @@ fn by_logits(weights: &mut Weights, (ids, targets): &(Vec<u32>, usize)) -> Score
     let inputs = ids.len() - 1;
     let rows: Vec<i32> = (0..inputs as i32).collect();
     let (model, numerics) = (weights.model().clone(), weights.numerics().clone());
-    let context =
-        Context::Sequence { document_mask: false, deterministic: true, expert_ranks: ExpertRanks::ALONE };
+    let context = Context::Sequence { document_mask: false, deterministic: true, ranks: ModelRanks::ALONE };
     let batch = Batch { sequences: 1, seq_len: inputs };
     let program =
         programs::logits(&model, &numerics, &Layout::alone(), batch, context, inputs).expect("a program");

@@ -8,7 +8,7 @@ use common::{
 };
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Context, Loss, io};
-use xtrain_model::{Description, ExpertRanks, Init, Recipe};
+use xtrain_model::{Description, Init, ModelRanks, Recipe};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::Part;
 use xtrain_step::engine::Target;
@@ -195,7 +195,7 @@ fn logits(batch: &TokenBatch, document_mask: bool) -> Vec<f32> {
     weights.initialize(5, 0.2).expect("initialises");
     let shape = Batch { sequences: batch.batch_size, seq_len: batch.seq_len };
     let rows: Vec<i32> = (0..batch.tokens.len() as i32).collect();
-    let context = Context::Sequence { document_mask, deterministic: true, expert_ranks: ExpertRanks::ALONE };
+    let context = Context::Sequence { document_mask, deterministic: true, ranks: ModelRanks::ALONE };
     let program =
         programs::logits(&model, &Recipe::Fp32.into(), &Layout::alone(), shape, context, rows.len())
             .expect("a program");

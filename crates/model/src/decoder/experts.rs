@@ -117,7 +117,7 @@ impl Trace<'_> {
         let tokens = self.batch.tokens();
         t.site("mlp.dispatch");
         let Some(sharing) = self.sharing(e) else {
-            let outputs = t.apply(e.dispatch(tokens), &[ids])?;
+            let outputs = t.apply(e.dispatch(tokens, self.context.expert_ranks()), &[ids])?;
             let [starts, counts, rows, sources] = [0, 1, 2, 3].map(|n| outputs[n]);
             self.router_losses(t, e, [logits, ids, counts])?;
             return Ok(Dispatched { x, gates, ids, starts, rows, sources });
@@ -182,7 +182,7 @@ impl Trace<'_> {
         starts: ValueId,
     ) -> Result<ValueId, TraceError> {
         let Some(share) = linear.experts else { unreachable!("a linear layer of experts") };
-        let ranks = self.context.expert_ranks().count;
+        let ranks = self.context.expert_ranks();
         let op = GroupedLinear(share.groups(self.batch.tokens(), ranks, self.fixed_routing));
         let weight = self.parameter(t, linear.site, "weight");
         Ok(t.site(linear.site).apply(op, &[x, weight, starts])?[0])

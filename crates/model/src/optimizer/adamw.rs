@@ -48,10 +48,23 @@ impl AdamWSpec {
         parameters: &[Updated<'_>],
         controls: Controls,
     ) -> Result<(), TraceError> {
+        // Those of a stage of a pipeline follow each other, but for an embedding that is tied to its head.
+        parameters
+            .chunk_by(|a, b| a.index + 1 == b.index)
+            .try_for_each(|run| self.trace_run(t, run, controls))
+    }
+
+    /// One op over parameters that follow each other.
+    fn trace_run(
+        &self,
+        t: &mut Tracer,
+        parameters: &[Updated<'_>],
+        controls: Controls,
+    ) -> Result<(), TraceError> {
         let mut inputs = vec![controls.lr, controls.coefficient, controls.applied, controls.skip];
         let mut targets = Vec::new();
         let mut options = Vec::new();
-        for Updated { parameter, spec, first_element } in parameters {
+        for Updated { parameter, spec, first_element, .. } in parameters {
             let ty = t.ty(parameter.master).with_dtype(self.moments);
             let [m, v] = Self::STATE.map(|kind| t.state(kind, &parameter.name, ty));
             inputs.extend([parameter.master, m, v]);
@@ -64,7 +77,8 @@ impl AdamWSpec {
                 first_element: *first_element,
             });
         }
-        let op = AdamW::new(options, self.betas, self.eps, self.seed);
+        let first = parameters.first().map_or(0, |first| first.index);
+        let op = AdamW::new(options, self.betas, self.eps, self.seed).from_parameter(first);
         t.site("adamw").emit_into(op, &inputs, &targets)?;
         Ok(())
     }

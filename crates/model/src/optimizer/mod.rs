@@ -26,6 +26,8 @@ pub struct Updated<'a> {
     pub parameter: &'a Parameter,
     /// Name, shape, group and parts.
     pub spec: &'a ParameterSpec,
+    /// Its index among the trained parameters of the model.
+    pub index: usize,
     /// The index of the first element that this rank updates: not 0 if it has later rows of the parameter.
     pub first_element: u64,
 }

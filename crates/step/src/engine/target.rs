@@ -66,7 +66,7 @@ impl Target {
         let (mut state, mut exchange, mut scratch) = (HashMap::new(), 0, 0);
         for program in programs {
             let bytes = self.plan(program).region_bytes;
-            exchange += bytes[Region::Io as usize];
+            exchange += bytes[Region::Io as usize] + bytes[Region::Slots as usize];
             scratch = scratch.max(bytes[Region::Scratch as usize]);
             for value in &program.values {
                 let key = match &value.storage {

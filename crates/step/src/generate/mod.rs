@@ -14,8 +14,8 @@ use crate::programs;
 use crate::weights::Weights;
 use std::ops::ControlFlow;
 use std::time::Instant;
+use xtrain_model::Architecture;
 use xtrain_model::decoder::{Batch, Context, io};
-use xtrain_model::{Architecture, ExpertRanks};
 use xtrain_runtime::{Part, ProgramId};
 use xtrain_tensor::{DType, vectorized};
 
@@ -82,8 +82,8 @@ impl Generator {
         let capacity = tokens.clamp(1, weights.model().context().max(1));
         let prefill_tokens = weights.engine().busy_rows().min(capacity).next_multiple_of(PREFILL_TOKENS);
         // Padding of the last prefill chunk is written after the prompt.
-        let expert_ranks = ExpertRanks::of_run(weights.layout().parallel());
-        let context = Context::Cache { capacity: capacity + prefill_tokens, expert_ranks };
+        let ranks = weights.layout().ranks();
+        let context = Context::Cache { capacity: capacity + prefill_tokens, ranks };
         let mut load = |seq_len| {
             let batch = Batch { sequences: 1, seq_len };
             let program =
@@ -140,6 +140,7 @@ impl Generator {
     /// Processes tokens that fit.
     fn read(&mut self, weights: &mut Weights, tokens: &[u32]) -> Result<(), LearnError> {
         let begun = Instant::now();
+        let stage = weights.layout().stage();
         let engine = weights.engine();
         let mut last = self.decode;
         for chunk in tokens.chunks(self.prefill_tokens) {
@@ -149,9 +150,13 @@ impl Generator {
             ids.iter_mut().zip(chunk).for_each(|(i, &t)| *i = t as i32);
             let first = self.held.len();
             let positions: Vec<i32> = (first..first + width).map(|p| p as i32).collect();
-            engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&ids))?;
+            if stage.is_first() {
+                engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&ids))?;
+            }
             engine.write_input(id, io::POSITIONS, bytemuck::cast_slice(&positions))?;
-            engine.write_input(id, io::ROWS, bytemuck::bytes_of(&(chunk.len() as i32 - 1)))?;
+            if stage.is_last() {
+                engine.write_input(id, io::ROWS, bytemuck::bytes_of(&(chunk.len() as i32 - 1)))?;
+            }
             engine.run(id, Part::Whole)?;
             self.held.extend(chunk);
             last = id;

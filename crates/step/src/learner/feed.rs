@@ -2,20 +2,23 @@
 
 use crate::training_spec::TrainingSpec;
 use xtrain_data::{Batch as TokenBatch, TokenCounts};
+use xtrain_model::PipelineStage;
 use xtrain_model::decoder::io;
 use xtrain_runtime::{Engine, EngineError, ProgramId};
 
-/// Writes a batch into a program's inputs. The loss is divided by the trained targets of `counts`, losses of
-/// routers by its inputs.
+/// Writes a batch into the inputs of a program, which computes this stage of the model. The loss is divided
+/// by the trained targets of `counts`, losses of routers by its inputs.
 pub fn feed(
     engine: &mut dyn Engine,
     id: ProgramId,
     batch: &TokenBatch,
     document_mask: bool,
     counts: TokenCounts,
+    stage: PipelineStage,
 ) -> Result<(), EngineError> {
-    engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&batch.tokens))?;
-    engine.write_input(id, io::TARGETS, bytemuck::cast_slice(&batch.targets))?;
+    if stage.is_first() {
+        engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&batch.tokens))?;
+    }
     engine.write_input(id, io::POSITIONS, bytemuck::cast_slice(&batch.positions))?;
     if document_mask {
         engine.write_input(id, io::DOC_START, bytemuck::cast_slice(&batch.doc_start))?;
@@ -27,7 +30,11 @@ pub fn feed(
     if engine.program(id).input(io::INV_TOKENS).is_some() {
         engine.write_input(id, io::INV_TOKENS, bytemuck::bytes_of(&inverse(counts.inputs)))?;
     }
-    engine.write_input(id, io::INV_TARGETS, bytemuck::bytes_of(&inverse(counts.trained)))
+    if stage.is_last() {
+        engine.write_input(id, io::TARGETS, bytemuck::cast_slice(&batch.targets))?;
+        engine.write_input(id, io::INV_TARGETS, bytemuck::bytes_of(&inverse(counts.trained)))?;
+    }
+    Ok(())
 }
 
 /// -1 for each position after the inputs of its sequence, else 0.

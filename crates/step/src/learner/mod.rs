@@ -14,15 +14,16 @@ use crate::training_spec::TrainingSpec;
 use crate::update::update_io;
 use crate::weights::Weights;
 use saturation::StaticCasts;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use xtrain_data::{Batch as TokenBatch, TokenCounts};
 use xtrain_model::decoder::{ExpertSums, SumsOf, io};
 use xtrain_model::{Capacity, first_scales};
 use xtrain_program::shard::MICRO_STEP;
-use xtrain_program::{Program, RowShard, StateKind};
+use xtrain_program::{Program, RowShard, StateKind, Storage, Value};
 use xtrain_rank::Rank;
-use xtrain_runtime::{Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket};
+use xtrain_runtime::{Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Turn};
 
 /// Steps that may be in flight while the next one is prepared, so that a device is never idle.
 pub const IN_FLIGHT: usize = 2;
@@ -80,6 +81,10 @@ pub struct Learner {
     seed: u64,
     /// True if this rank asks all to stop.
     asks_to_stop: bool,
+    /// In a stage of a pipeline, the micro-batches whose forward has been launched and whose backward has
+    /// not, oldest first.
+    in_flight: VecDeque<(usize, TokenBatch)>,
+    saved_of_model: Vec<StateEntry>,
 }
 
 /// The step in bf16 over the same state.
@@ -96,6 +101,18 @@ struct LoadedStep {
     reference: Option<ReferencePrograms>,
     static_casts: StaticCasts,
     room: Option<usize>,
+}
+
+/// The state in a checkpoint of the step of `spec` in one process.
+fn saved_of_model(spec: &TrainingSpec) -> Result<Vec<StateEntry>, LearnError> {
+    let program = programs::training(&spec.in_one_process())?;
+    let entry = |value: &Value| match &value.storage {
+        Storage::State { kind, name } if kind.is_saved() => {
+            Some(StateEntry { kind: *kind, name: name.to_string(), ty: value.ty })
+        }
+        _ => None,
+    };
+    Ok(program.values.iter().filter_map(entry).collect())
 }
 
 impl LoadedStep {
@@ -148,6 +165,7 @@ impl Learner {
             weights.engine().write_state(StateKind::Scale, name, bytemuck::bytes_of(scale))?;
         }
         let (current, asks_to_stop) = (train, false);
+        let saved_of_model = if spec.stage().is_whole() { Vec::new() } else { saved_of_model(&spec)? };
         Ok(Learner {
             weights,
             spec,
@@ -159,6 +177,8 @@ impl Learner {
             room,
             seed,
             asks_to_stop,
+            in_flight: VecDeque::new(),
+            saved_of_model,
         })
     }
 
@@ -237,6 +257,12 @@ impl Learner {
             .collect()
     }
 
+    /// The state in a checkpoint of the whole model, with all rows, of a stage of a pipeline; empty if this
+    /// rank has all blocks.
+    pub fn saved_state_of_model(&self) -> &[StateEntry] {
+        &self.saved_of_model
+    }
+
     /// The layout of the model over ranks.
     pub fn layout(&self) -> &Layout {
         self.weights.layout()
@@ -296,7 +322,7 @@ impl Learner {
     /// Sets the source of each sequence of the micro-batch that is launched next. Does nothing if the spec
     /// does not sum losses by source.
     pub fn name_sources(&mut self, sources: &[usize]) -> Result<(), LearnError> {
-        if self.spec.loss.sources == 0 {
+        if self.spec.loss.sources == 0 || !self.spec.stage().is_last() {
             return Ok(());
         }
         let of_tokens = |&source: &usize| std::iter::repeat_n(source as i32, self.spec.batch.seq_len);
@@ -305,32 +331,15 @@ impl Learner {
         Ok(self.weights.engine().write_input(train, io::SOURCES, bytemuck::cast_slice(&tokens))?)
     }
 
-    /// Launches the `n`-th of this rank's micro-batches of `step`, and after the last one the update. It is
-    /// micro-batch `n * world_size + rank` of the step.
+    /// Launches the `n`-th of this rank's micro-batches of `step`, and after the last one the update. For n
+    /// ranks with different data, it is micro-batch `n * ranks + rank` of the step.
     pub fn micro_step(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
         let _micro_step = span("micro-step");
-        let (engine, train) = (self.weights.engine(), self.current);
-        let inputs = span("write inputs");
-        feed(engine, train, batch, self.spec.document_mask, step.counts)?;
-        if self.spec.dropout > 0.0 {
-            let Rank { index, world_size } = self.spec.parallel.rank;
-            let draws = draws(&self.spec, self.seed, step.number, n * world_size + index);
-            engine.write_input(train, io::RNG, bytemuck::cast_slice(&draws))?;
+        self.write_inputs(step, n, batch)?;
+        if !self.spec.stage().is_whole() {
+            return self.micro_step_of_stage(step, n, batch);
         }
-        if self.spec.parallel.reduce.is_any_world() {
-            let micro_steps = self.spec.parallel.tree_micro_steps;
-            assert_eq!(step.micro_steps, micro_steps, "the program adds the micro-steps that its spec says");
-            engine.write_input(train, MICRO_STEP, bytemuck::bytes_of(&(n as u32)))?;
-        }
-        let last = n + 1 == step.micro_steps;
-        if last {
-            engine.write_input(train, update_io::LR, bytemuck::bytes_of(&(step.lr as f32)))?;
-            if self.spec.has_totals() {
-                let asks = u32::from(self.asks_to_stop);
-                engine.write_input(train, update_io::STOP, bytemuck::bytes_of(&asks))?;
-            }
-        }
-        drop(inputs);
+        let (engine, train, last) = (self.weights.engine(), self.current, n + 1 == step.micro_steps);
         let launch = span("launch");
         match (n, last) {
             (0, true) => return Ok(engine.run(train, Part::Whole)?),
@@ -342,6 +351,57 @@ impl Learner {
         if last {
             let _update = span("update");
             engine.run(train, Part::Update)?;
+        }
+        Ok(())
+    }
+
+    /// Launches the forward of a micro-batch whose inputs are written, in a stage of a pipeline, and the
+    /// backward of the oldest micro-batches: of one as soon as the last stage can have sent its gradient
+    /// (1F1B), of all after the last forward.
+    fn micro_step_of_stage(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
+        let (slots, last) = (self.spec.stage().in_flight(), n + 1 == step.micro_steps);
+        let place = |n: usize| (Turn::of(n, step.micro_steps), n % slots);
+        let (train, mut written) = (self.current, n);
+        let (turn, slot) = place(n);
+        self.weights.engine().run(train, Part::Forward(turn, slot))?;
+        self.in_flight.push_back((n, batch.clone()));
+        while self.in_flight.len() >= if last { 1 } else { slots } {
+            let Some((oldest, batch)) = self.in_flight.pop_front() else { break };
+            if oldest != written {
+                self.write_inputs(step, oldest, &batch)?;
+                written = oldest;
+            }
+            let (turn, slot) = place(oldest);
+            self.weights.engine().run(train, Part::Backward(turn, slot))?;
+        }
+        if last {
+            let _update = span("update");
+            self.weights.engine().run(train, Part::Update)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the inputs of the `n`-th of this rank's micro-batches of `step`.
+    fn write_inputs(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
+        let _inputs = span("write inputs");
+        let (engine, train) = (self.weights.engine(), self.current);
+        feed(engine, train, batch, self.spec.document_mask, step.counts, self.spec.stage())?;
+        if self.spec.dropout > 0.0 {
+            let Rank { index, world_size } = self.spec.parallel.data_rank();
+            let draws = draws(&self.spec, self.seed, step.number, n * world_size + index);
+            engine.write_input(train, io::RNG, bytemuck::cast_slice(&draws))?;
+        }
+        if self.spec.parallel.reduce.is_any_world() {
+            let micro_steps = self.spec.parallel.tree_micro_steps;
+            assert_eq!(step.micro_steps, micro_steps, "the program adds the micro-steps that its spec says");
+            engine.write_input(train, MICRO_STEP, bytemuck::bytes_of(&(n as u32)))?;
+        }
+        if n + 1 == step.micro_steps {
+            engine.write_input(train, update_io::LR, bytemuck::bytes_of(&(step.lr as f32)))?;
+            if self.spec.has_totals() {
+                let asks = u32::from(self.asks_to_stop);
+                engine.write_input(train, update_io::STOP, bytemuck::bytes_of(&asks))?;
+            }
         }
         Ok(())
     }
@@ -399,7 +459,10 @@ impl Learner {
         else {
             return Ok(None);
         };
-        let own = bytemuck::pod_read_unaligned::<f32>(outputs.get(&io::rows_needed(block))?) as usize;
+        let own = match self.spec.stage().has_block(block) {
+            true => bytemuck::pod_read_unaligned::<f32>(outputs.get(&io::rows_needed(block))?) as usize,
+            false => 0,
+        };
         let (needed, top_k) = (needed as usize, experts.router.top_k);
         Ok((needed > room).then_some(Overflow { block, needed, own, room, top_k }))
     }

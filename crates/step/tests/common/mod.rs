@@ -122,6 +122,7 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         recompute: Recompute::None,
         recompute_blocks: None,
         parallel: Parallel::ALONE,
+        split: Vec::new(),
         capacity: None,
         max_grad_norm: 1.0,
         optimizer: Optimizer::AdamW(AdamWSpec {

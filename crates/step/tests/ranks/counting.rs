@@ -39,6 +39,12 @@ impl Counting {
         std::mem::take(&mut self.sent.lock().expect("counts"))
     }
 
+    fn count(&self, name: &'static str, bytes: usize) {
+        if bytes > 0 {
+            *self.sent.lock().expect("counts").entry(name).or_default() += bytes as u64;
+        }
+    }
+
     fn call(
         &self,
         name: &'static str,
@@ -46,8 +52,7 @@ impl Counting {
         piece_bytes: usize,
         collective: impl FnOnce(&ThreadCommunicator) -> Result<(), CommError>,
     ) -> Result<(), CommError> {
-        let bytes = (piece_bytes * (groups.size - 1)) as u64;
-        *self.sent.lock().expect("counts").entry(name).or_default() += bytes;
+        self.count(name, piece_bytes * (groups.size - 1));
         let mut inner = self.inner.lock().expect("a communicator");
         if self.calls.fetch_add(1, Ordering::Relaxed) == self.last {
             *inner = None;
@@ -88,5 +93,14 @@ impl Communicator for Counting {
     ) -> Result<(), CommError> {
         let piece_bytes = input.len() / groups.size;
         self.call("all_to_all", groups, piece_bytes, |inner| inner.all_to_all(groups, first, input, output))
+    }
+
+    fn send(&self, groups: Groups, to: usize, message: &[u8]) -> Result<(), CommError> {
+        self.count("send", message.len());
+        self.call("send", Groups::world(1), 0, |inner| inner.send(groups, to, message))
+    }
+
+    fn receive(&self, groups: Groups, from: usize, message: &mut [u8]) -> Result<(), CommError> {
+        self.call("receive", Groups::world(1), 0, |inner| inner.receive(groups, from, message))
     }
 }

@@ -30,7 +30,9 @@ fn worlds(ranks: &[(usize, usize)], reduce: Reduce) -> Vec<World> {
 /// planned or send other bytes.
 pub(crate) fn assert_alike(world: &World, ranks: &[RankRun]) {
     for (n, rank) in ranks.iter().enumerate() {
-        let twin = &ranks[n % (world.ranks / world.replicas)];
+        // The first rank of the stage.
+        let first = n / world.data_ranks() * world.data_ranks();
+        let twin = &ranks[first + (n - first) % (world.data_ranks() / world.replicas)];
         assert!(rank.rows == twin.rows, "{world:?}: rank {n} has other rows than its replica");
         for (key, bytes) in &rank.saved {
             assert!(bytes == &twin.saved[key], "{world:?}: rank {n} has other bits in its rows of {key:?}");
@@ -38,7 +40,7 @@ pub(crate) fn assert_alike(world: &World, ranks: &[RankRun]) {
         assert_eq!(rank.first_gradients, twin.first_gradients, "{world:?}: rank {n}");
         assert_eq!(rank.results, ranks[0].results, "{world:?}: rank {n} reports other numbers");
         for (key, bytes) in &rank.shared {
-            assert!(bytes == &ranks[0].shared[key], "{world:?}: rank {n} has other bits in {key:?}");
+            assert!(bytes == &ranks[first].shared[key], "{world:?}: rank {n} has other bits in {key:?}");
         }
         assert_eq!(rank.memory[0], rank.memory[1], "{world:?}: memory of rank {n}, and its plan");
         let (sent, planned) = &rank.sent;
@@ -70,7 +72,7 @@ fn gradients_of_the_first_step_and_five_steps_are_near_one_process() {
 }
 
 pub(crate) fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
-    let alone = World::alone(world.recipe, world.tied, world.ranks * world.micro_steps);
+    let alone = World::alone(world.recipe, world.tied, world.data_ranks() * world.micro_steps);
     let World { sources, layers, experts, expert_count, seq_len, text, .. } = *world;
     let alone = World { sources, layers, experts, expert_count, seq_len, text, ..alone }.run();
     let expected = whole_gradients(&alone);
@@ -141,7 +143,8 @@ pub(crate) fn equal_one_process(worlds: &[World]) {
             ranks: 1,
             replicas: 1,
             expert: 1,
-            micro_steps: world.ranks * world.micro_steps,
+            pipeline: 1,
+            micro_steps: world.data_ranks() * world.micro_steps,
             shard: Shard::None,
             ..world
         };

@@ -7,6 +7,7 @@ mod counting;
 mod equality;
 mod experts;
 mod leaving;
+mod pipeline;
 mod programs;
 mod static_scales;
 mod traffic;

@@ -88,8 +88,8 @@ fn payloads_are_told_apart_in_every_mode() {
         };
         Payload::ALL.map(times)
     };
-    assert_eq!(of(Shard::None), [0, 1, 0, 0, 1]);
-    assert_eq!(of(Shard::Optimizer), [0, 1, 0, 1, 1]);
-    assert_eq!(of(Shard::Gradients), [0, 3, 0, 1, 1]);
-    assert_eq!(of(Shard::Weights), [3, 3, 0, 0, 1]);
+    assert_eq!(of(Shard::None), [0, 1, 0, 0, 0, 1]);
+    assert_eq!(of(Shard::Optimizer), [0, 1, 0, 0, 1, 1]);
+    assert_eq!(of(Shard::Gradients), [0, 3, 0, 0, 1, 1]);
+    assert_eq!(of(Shard::Weights), [3, 3, 0, 0, 0, 1]);
 }

@@ -87,6 +87,8 @@ pub(crate) struct World {
     pub(crate) recipe: Recipe,
     pub(crate) tied: bool,
     pub(crate) ranks: usize,
+    /// Stages of the pipeline.
+    pub(crate) pipeline: usize,
     /// Micro-batches of a rank in a step.
     pub(crate) micro_steps: usize,
     /// Groups of ranks that each have all state.
@@ -184,6 +186,7 @@ impl World {
             recipe,
             tied,
             ranks: 1,
+            pipeline: 1,
             micro_steps,
             replicas: 1,
             shard: Shard::None,
@@ -215,6 +218,7 @@ impl World {
     pub(crate) fn spec(&self, rank: usize) -> TrainingSpec {
         let parallel = Parallel {
             rank: Rank { index: rank, world_size: self.ranks },
+            pipeline: self.pipeline,
             replicas: self.replicas,
             expert: self.expert,
             shard: self.shard,
@@ -234,6 +238,11 @@ impl World {
         let mut spec = TrainingSpec { recipe, recompute, dropout: 0.1, ..spec };
         spec.fp8.wire = self.wire;
         spec.loss.sources = self.sources;
+        if self.pipeline > 1 {
+            let count =
+                |stage| self.layers / self.pipeline + usize::from(stage < self.layers % self.pipeline);
+            spec.split = (0..self.pipeline).map(count).collect();
+        }
         spec.capacity = self.capacity.and_then(Capacity::from_factor);
         if let Some(FixedScales::Static(scales)) = self.scales {
             spec.fp8.static_scales = Some(Arc::new(scales.clone()));
@@ -248,9 +257,14 @@ impl World {
         spec
     }
 
-    /// The ranks of the first replica, which have all rows.
+    /// Ranks with different data.
+    pub(crate) fn data_ranks(&self) -> usize {
+        self.ranks / self.pipeline
+    }
+
+    /// The ranks of the first replica of a pipeline of one stage, which have all rows.
     pub(crate) fn first_replica<'a>(&self, ranks: &'a [RankRun]) -> &'a [RankRun] {
-        &ranks[..self.ranks / self.replicas]
+        if self.pipeline > 1 { ranks } else { &ranks[..self.ranks / self.replicas] }
     }
 
     /// Runs all ranks.
@@ -329,13 +343,13 @@ impl World {
 
     /// Launches step `number` on a rank.
     pub(crate) fn launch(&self, learner: &mut Learner, number: usize) -> Result<Ticket, LearnError> {
-        let rank = learner.spec().parallel.rank.index;
+        let rank = learner.spec().parallel.data_rank().index;
         let batches = self.batches(learner.spec().model.vocab_size, number);
         let counts =
             batches.iter().map(|batch| batch.counts()).fold(TokenCounts::default(), TokenCounts::plus);
         let step = Step { number: number as u64, lr: 1e-3, counts, micro_steps: self.micro_steps };
         for n in 0..self.micro_steps {
-            let place = n * self.ranks + rank;
+            let place = n * self.data_ranks() + rank;
             // Sequences of the global batch take turns.
             let sequences = self.batch().sequences;
             let first = place * sequences;
@@ -349,7 +363,7 @@ impl World {
 
     /// The micro-batches of step `number` of all ranks.
     fn batches(&self, vocabulary: usize, number: usize) -> Vec<TokenBatch> {
-        let count = self.ranks * self.micro_steps;
+        let count = self.data_ranks() * self.micro_steps;
         let seeds = (number * count..).take(count);
         let mut batches: Vec<TokenBatch> =
             seeds.map(|seed| random_batch(self.batch(), vocabulary, seed as u64)).collect();
@@ -378,7 +392,9 @@ pub(crate) fn learner(spec: TrainingSpec, communicator: Arc<dyn Communicator>, o
 
 /// The sum of the gradients of the last step, by parameter.
 fn gradients(learner: &mut Learner) -> BTreeMap<String, Vec<f32>> {
-    let trained = learner.spec().model.parameters().into_iter().filter(|p| p.group.is_trained());
+    let mut trained = learner.spec().model.parameters();
+    trained.retain(|p| p.group.is_trained() && learner.layout().has(&p.name));
+    let trained = trained.into_iter();
     let names: Vec<String> = trained.map(|p| p.name).collect();
     let mut gradient = |name: String| {
         let is_cut = learner.layout().cut_of(StateKind::Master, &name).is_some();
@@ -443,27 +459,36 @@ fn different<'a, T: PartialEq>(
 
 /// The whole tensors of which each rank has all rows or its own.
 pub(crate) fn whole(ranks: &[RankRun]) -> State {
-    let assemble = |key: &(StateKind, String)| match ranks[0].rows.get(key) {
-        None => ranks[0].saved[key].clone(),
-        Some(_) => {
-            let pieces = different(ranks.iter().map(|rank| (&rank.rows[key], &rank.saved[key])));
-            let covered: usize = pieces.iter().map(|(held, _)| held.rows.len()).sum();
-            assert_eq!(covered, pieces[0].0.of, "the rows of {key:?}");
-            pieces.into_iter().flat_map(|(_, bytes)| bytes.clone()).collect()
+    let assemble = |key: &(StateKind, String)| {
+        let holders: Vec<&RankRun> = ranks.iter().filter(|rank| rank.saved.contains_key(key)).collect();
+        match holders[0].rows.get(key) {
+            None => holders[0].saved[key].clone(),
+            Some(_) => {
+                let pieces = different(holders.iter().map(|rank| (&rank.rows[key], &rank.saved[key])));
+                let covered: usize = pieces.iter().map(|(held, _)| held.rows.len()).sum();
+                assert_eq!(covered, pieces[0].0.of, "the rows of {key:?}");
+                pieces.into_iter().flat_map(|(_, bytes)| bytes.clone()).collect()
+            }
         }
     };
-    ranks[0].saved.keys().map(|key| (key.clone(), assemble(key))).collect()
+    ranks.iter().flat_map(|rank| rank.saved.keys()).map(|key| (key.clone(), assemble(key))).collect()
 }
 
 /// The whole gradients of the first step.
 pub(crate) fn whole_gradients(ranks: &[RankRun]) -> BTreeMap<String, Vec<f32>> {
     let assemble = |name: &String| {
         let key = (StateKind::Master, name.clone());
-        if !ranks[0].rows.contains_key(&key) {
-            return ranks[0].first_gradients[name].clone();
+        let holders: Vec<&RankRun> =
+            ranks.iter().filter(|rank| rank.first_gradients.contains_key(name)).collect();
+        if !holders[0].rows.contains_key(&key) {
+            return holders[0].first_gradients[name].clone();
         }
-        let pieces = different(ranks.iter().map(|rank| (&rank.rows[&key], &rank.first_gradients[name])));
+        let pieces = different(holders.iter().map(|rank| (&rank.rows[&key], &rank.first_gradients[name])));
         pieces.into_iter().flat_map(|(_, values)| values.clone()).collect()
     };
-    ranks[0].first_gradients.keys().map(|name| (name.clone(), assemble(name))).collect()
+    ranks
+        .iter()
+        .flat_map(|rank| rank.first_gradients.keys())
+        .map(|name| (name.clone(), assemble(name)))
+        .collect()
 }

@@ -1,0 +1,131 @@
+//! A stage of a pipeline: the blocks of a model that some ranks compute.
+
+use crate::parameters::{block_of, names};
+use crate::{Architecture, ExpertRanks, ParameterSpec};
+use xtrain_rank::{Groups, Rank};
+
+/// How ranks share the computation of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ModelRanks {
+    /// The ranks that share the experts of each block.
+    pub experts: ExpertRanks,
+    /// The part of the model that this rank computes.
+    pub stage: PipelineStage,
+}
+
+impl ModelRanks {
+    /// One rank that computes the whole model.
+    pub const ALONE: ModelRanks = ModelRanks { experts: ExpertRanks::ALONE, stage: PipelineStage::WHOLE };
+}
+
+/// A stage of a pipeline: consecutive blocks of a model. The first stage has the embedding too, the last the
+/// final norm and the head; tied embeddings are in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PipelineStage {
+    /// Its number, from 0.
+    pub index: usize,
+    /// The number of stages.
+    pub count: usize,
+    /// Its first block, and the end of its blocks; None for all blocks.
+    blocks: Option<(usize, usize)>,
+}
+
+impl PipelineStage {
+    /// The only stage, with all blocks.
+    pub const WHOLE: PipelineStage = PipelineStage { index: 0, count: 1, blocks: None };
+
+    /// The stage of this number, if these are the blocks of each.
+    pub fn of(index: usize, split: &[usize]) -> PipelineStage {
+        if split.len() < 2 {
+            return PipelineStage::WHOLE;
+        }
+        let first = split[..index].iter().sum();
+        PipelineStage { index, count: split.len(), blocks: Some((first, first + split[index])) }
+    }
+
+    /// The blocks of each of `count` stages of a model, on sequences of so many tokens, so that the stage
+    /// with the most arithmetic has as little as possible. The head counts in the last stage. Empty if there
+    /// are more stages than blocks, or one.
+    pub fn balanced_split(model: &Architecture, seq_len: usize, count: usize) -> Vec<usize> {
+        let (mut blocks, head) = (model.block_flops(seq_len), model.head_flops());
+        if count < 2 || blocks.len() < count {
+            return Vec::new();
+        }
+        blocks.last_mut().into_iter().for_each(|last| *last += head);
+        // By the number of blocks that the stages so far have: the arithmetic of the largest of them, and the
+        // blocks of each.
+        let sum = |from: usize, to: usize| blocks[from..to].iter().sum::<f64>();
+        let mut best: Vec<Option<(f64, Vec<usize>)>> =
+            (0..=blocks.len()).map(|n| (n > 0).then(|| (sum(0, n), vec![n]))).collect();
+        for _ in 1..count {
+            let longer = |n: usize| {
+                let with = |before: usize| {
+                    let (most, split) = best[before].as_ref()?;
+                    let split = [&split[..], &[n - before]].concat();
+                    Some((most.max(sum(before, n)), split))
+                };
+                // Of equals, that with more blocks in the first stages.
+                (0..n).rev().filter_map(with).min_by(|a, b| a.0.total_cmp(&b.0))
+            };
+            best = (0..=blocks.len()).map(longer).collect();
+        }
+        best.pop().flatten().map_or_else(Vec::new, |(_, split)| split)
+    }
+
+    /// A rank of the run among those of its stage, which have different data.
+    pub const fn data_rank(self, rank: Rank) -> Rank {
+        Groups { size: rank.world_size / self.count, stride: 1 }.rank_within(rank.index)
+    }
+
+    /// True for the stage with the embedding.
+    pub const fn is_first(self) -> bool {
+        self.index == 0
+    }
+
+    /// True for the stage with the head.
+    pub const fn is_last(self) -> bool {
+        self.index + 1 == self.count
+    }
+
+    /// True if it is the whole model.
+    pub const fn is_whole(self) -> bool {
+        self.count == 1
+    }
+
+    /// True if the stage has this block.
+    pub fn has_block(self, block: usize) -> bool {
+        self.blocks.is_none_or(|(first, end)| (first..end).contains(&block))
+    }
+
+    /// Micro-batches whose forward has run and whose backward has not, at most, if each stage begins a
+    /// backward as soon as it can (1F1B; Narayanan et al., arXiv 2104.04473, section 2.2).
+    pub const fn in_flight(self) -> usize {
+        self.count - self.index
+    }
+
+    /// True if the stage has this parameter of a model, whose embeddings may be `tied` with its head.
+    pub fn has_parameter(self, parameter: &ParameterSpec, tied: bool) -> bool {
+        match (block_of(&parameter.name), &*parameter.name) {
+            (Some(block), _) => self.has_block(block),
+            (None, names::EMBED) => self.is_first() || (tied && self.is_last()),
+            (None, _) => self.is_last(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_have_all_blocks_once_in_their_order() {
+        for (split, layers) in [(vec![3, 2], 5), (vec![1, 3, 1], 5), (vec![4], 4)] {
+            let blocks = |index| {
+                let stage = PipelineStage::of(index, &split);
+                (0..layers).filter(move |&block| stage.has_block(block))
+            };
+            assert!((0..split.len()).flat_map(blocks).eq(0..layers), "{split:?}");
+            assert!((0..split.len()).all(|stage| blocks(stage).count() == split[stage]), "{split:?}");
+        }
+    }
+}

@@ -137,7 +137,8 @@ impl Parsed {
 
     fn fill_run(&self, config: &mut Config, facts: &Facts) {
         let recipe = *config.precision.recipe.get_or_insert(facts.recipe.unwrap_or(Recipe::Fp32));
-        let of_a_rank = (config.train.batch_size / facts.world_size()).max(1);
+        let ranks = facts.world_size() / config.parallel.stages(facts.world_size());
+        let of_a_rank = (config.train.batch_size / ranks.max(1)).max(1);
         config.train.micro_batch_size.get_or_insert(OrAuto::Is(of_a_rank));
         config.train.out = Some(self.out());
         let eval_every = config.eval.every(config.data.has_validation_data());

@@ -87,7 +87,19 @@ pub(super) fn schedule_fits(config: &Config, steps: u64, report: &mut Report) {
 /// Checks that so many ranks can be divided into replicas and add gradients in the given order, and that each
 /// gets as many micro-batches of a step as the others.
 pub(super) fn shared_by(config: &Config, ranks: usize, report: &mut Report) {
-    let ParallelConfig { replicas, reduce, .. } = config.parallel;
+    let ParallelConfig { pipeline, replicas, reduce, .. } = config.parallel;
+    if ranks > 1 && !ranks.is_multiple_of(pipeline) {
+        report.about(
+            &["parallel.pipeline"],
+            format!(
+                "{ranks} ranks cannot be divided into `pipeline` = {pipeline} stages of equal size; {}, or another number of ranks",
+                nearest_divisors("pipeline", ranks, pipeline)
+            ),
+        );
+        return;
+    }
+    // Those of a stage, which share batch and state.
+    let ranks = ranks / config.parallel.stages(ranks);
     if ranks > 1 && !ranks.is_multiple_of(replicas) {
         report.about(
             &["parallel.replicas"],

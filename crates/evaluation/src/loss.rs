@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use xtrain_data::{Batch as TokenBatch, IGNORED_TARGET, TokenCounts, Validation};
+use xtrain_model::PipelineStage;
 use xtrain_model::decoder::{Batch, Loss, io};
 use xtrain_rank::Rank;
 use xtrain_runtime::{Part, ProgramId, Ticket};
@@ -24,6 +25,8 @@ pub struct Evaluator {
     sources: usize,
     /// True if ranks exchange weights in it, so that all run it equally often.
     is_collective: bool,
+    /// The part of the model that this rank computes.
+    stage: PipelineStage,
 }
 
 impl Evaluator {
@@ -41,7 +44,8 @@ impl Evaluator {
         let loss = Loss { chunk_tokens, z_loss: 0.0, sources, counts_matches: true, balancing: None };
         let program = programs::evaluation(model, numerics, layout, batch, document_mask, loss)?;
         let is_collective = program.instances.iter().any(|i| i.code.op().collective().is_some());
-        Ok(Evaluator { id: weights.load(program)?, batch, document_mask, sources, is_collective })
+        let stage = layout.stage();
+        Ok(Evaluator { id: weights.load(program)?, batch, document_mask, sources, is_collective, stage })
     }
 
     /// Launches the batch of this rank in a round, which starts at sequence `first`, if it has one.
@@ -82,8 +86,10 @@ impl Evaluator {
         source_of: &[i32],
     ) -> Result<Ticket, LearnError> {
         let engine = weights.engine();
-        feed(engine, self.id, batch, self.document_mask, TokenCounts::full(1))?;
-        engine.write_input(self.id, io::SOURCES, bytemuck::cast_slice(source_of))?;
+        feed(engine, self.id, batch, self.document_mask, TokenCounts::full(1), self.stage)?;
+        if self.stage.is_last() {
+            engine.write_input(self.id, io::SOURCES, bytemuck::cast_slice(source_of))?;
+        }
         engine.run(self.id, Part::Whole)?;
         Ok(engine.fetch(self.id)?)
     }
@@ -93,7 +99,7 @@ impl Evaluator {
         let empty = Sums { sources: vec![SourceTally::default(); self.sources], ..Sums::default() };
         let OwnBatch::Launched { ticket, has_batch, targets, of_sources } = own else { return Ok(empty) };
         let outputs = weights.engine().collect(ticket)?;
-        if !has_batch {
+        if !has_batch || !self.stage.is_last() {
             return Ok(empty);
         }
         let loss_sum = bytemuck::pod_read_unaligned::<f32>(outputs.get(io::LOSS)?).into();
@@ -145,7 +151,7 @@ impl Evaluator {
             let sources = vec![SourceTally::default(); self.sources];
             *tally = Tally { of: all, sources, ..Tally::default() };
         }
-        let Rank { index: rank, world_size } = ranks.rank();
+        let Rank { index: rank, world_size } = self.stage.data_rank(ranks.rank());
         let sequences = self.batch.sequences as u64;
         let (mut next, mut ended) = (tally.sequences, ControlFlow::Continue(()));
         let mut flying = VecDeque::new();

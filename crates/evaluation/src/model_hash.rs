@@ -20,16 +20,16 @@ pub(crate) fn model_hash(
     batch_tokens: usize,
     exchange: &Exchange<'_>,
 ) -> Result<String, EvaluationError> {
+    // Of what several ranks have, one counts. Ranks that each opened the model do not share a layout.
+    let counts = |weights: &Weights, kind: StateKind, name: &str| {
+        let (layout, is_first) = (weights.layout(), exchange.rank().is_first());
+        let is_shared = layout.held(kind, name).is_some() || !layout.stage().is_whole();
+        if is_shared { layout.saves(kind, name) } else { is_first }
+    };
     let mut sum = 0_u64;
     for master in weights.masters() {
         let held = weights.layout().held(StateKind::Master, &master.name);
-        // Of rows that several ranks have, those of one count. Ranks that each opened the model do not share
-        // a layout.
-        let counts = match &held {
-            Some(_) => weights.layout().saves(StateKind::Master, &master.name),
-            None => exchange.rank().is_first(),
-        };
-        if !counts {
+        if !counts(weights, StateKind::Master, &master.name) {
             continue;
         }
         let values = weights.read_master(&master.name)?;
@@ -46,7 +46,7 @@ pub(crate) fn model_hash(
     }
     // Delayed scales of a run, or of its checkpoint if these were read.
     for scale in weights.engine().state_entries() {
-        if scale.kind == StateKind::Scale && exchange.rank().is_first() {
+        if scale.kind == StateKind::Scale && counts(weights, scale.kind, &scale.name) {
             let bytes = weights.engine().read_state(scale.kind, &scale.name).map_err(LearnError::from)?;
             if bytes.iter().any(|&byte| byte != 0) {
                 sum = sum.wrapping_add(xxh3_64_with_seed(&bytes, xxh3_64(scale.name.as_bytes())));

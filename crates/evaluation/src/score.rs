@@ -162,7 +162,9 @@ impl RowWindow {
         let lengths: Vec<ScoredLength> = requests.iter().copied().map(length).collect();
         let tokens_of = |item: usize| (requests[item].tokens.as_slice(), requests[item].scored);
         let batches = model.scorer.batches(&lengths);
-        let mut rounds = rounds(&batches, exchange.rank().world_size);
+        // The stages of a pipeline score the same batches.
+        let rank = model.weights.layout().stage().data_rank(exchange.rank());
+        let mut rounds = rounds(&batches, rank.world_size);
         let mut scores: Vec<Option<Score>> = vec![None; requests.len()];
         let mut flying: VecDeque<Round> = VecDeque::new();
         loop {
@@ -173,7 +175,7 @@ impl RowWindow {
                 if stops && exchange.is_alone() {
                     return Ok(None);
                 }
-                let own = round.get(exchange.rank().index).cloned();
+                let own = round.get(rank.index).cloned();
                 let own = own.unwrap_or_else(|| round[0].without_items());
                 let own = model.scorer.launch(model.weights, own, tokens_of)?;
                 flying.push_back(Round { own, stops });

@@ -8,7 +8,7 @@ use xtrain_checkpoint::Checkpoint;
 use xtrain_config::{Config, Device, Facts, ParallelConfig};
 use xtrain_data::DataError;
 use xtrain_model::decoder::io;
-use xtrain_model::{Fp8Overrides, Numerics, Recipe};
+use xtrain_model::{Fp8Overrides, Numerics, PipelineStage, Recipe};
 use xtrain_planner::planned;
 use xtrain_program::Program;
 use xtrain_runtime::{Checks, Outputs, Part, ProgramId};
@@ -138,7 +138,7 @@ impl Probe {
             let batch = self.corpus.loader.batch(first + (n * micro) as u64, micro)?;
             let engine = weights.engine();
             let mut make = || -> Result<Outputs, LearnError> {
-                feed(engine, id, &batch, spec.document_mask, counts)?;
+                feed(engine, id, &batch, spec.document_mask, counts, PipelineStage::WHOLE)?;
                 if spec.dropout > 0.0 {
                     let draws = draws(spec, self.config.train.seed, step, n);
                     engine.write_input(id, io::RNG, bytemuck::cast_slice(&draws))?;

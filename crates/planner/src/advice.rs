@@ -149,7 +149,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
         if self.device.target == Target::Cpu || train.micro_batch_size == Some(OrAuto::Auto) {
             return Ok(None);
         }
-        let of_a_rank = train.batch_size / open.rank.world_size;
+        let of_a_rank = train.batch_size / open.spec.parallel.data_rank().world_size;
         let (mut best, mut size) = (None, 2 * from.planned.spec.batch.sequences);
         let mut seconds = from.timeline.seconds();
         while of_a_rank.is_multiple_of(size) {

@@ -52,7 +52,7 @@ pub(crate) fn least_state_bytes(spec: &TrainingSpec) -> Result<u64, LearnError> 
         let copies = if p.shape.len() > 1 { of_copy * copy_bytes } else { 0 };
         row * (state + copies) as u64
     };
-    let trained = spec.model.parameters().into_iter().filter(|p| p.group.is_trained());
+    let trained = spec.model.parameters().into_iter().filter(|p| p.group.is_trained() && layout.has(&p.name));
     Ok(trained.map(of_parameter).sum())
 }
 

@@ -1,6 +1,7 @@
 //! A planned run: its configuration, and the specification of its training step.
 
 use crate::error::PlanError;
+use crate::tunable::LARGEST_CAPACITY;
 use crate::tunable::{Field, TunedStep};
 use crate::{hf_names, static_scales, wire};
 use std::collections::BTreeMap;
@@ -8,7 +9,7 @@ use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice, Wire};
 use xtrain_data::Tokenizer;
 use xtrain_model::decoder::{Balancing, Batch, Loss};
-use xtrain_model::{Capacity, Recipe};
+use xtrain_model::{Capacity, PipelineStage, Recipe};
 use xtrain_program as program;
 use xtrain_rank::Rank;
 use xtrain_step::engine::Target;
@@ -117,8 +118,10 @@ pub fn planned(resolved: Resolved) -> Result<Planned, PlanError> {
 pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError> {
     let c = &resolved.config;
     // Until it is chosen, the whole batch of a rank.
-    let micro_batch_size = c.train.micro_batch_size().min((c.train.batch_size / rank.world_size).max(1));
-    let micro_steps = c.train.batch_size / micro_batch_size / rank.world_size;
+    let stages = c.parallel.stages(rank.world_size);
+    let ranks = rank.world_size / stages;
+    let micro_batch_size = c.train.micro_batch_size().min((c.train.batch_size / ranks).max(1));
+    let micro_steps = c.train.batch_size / micro_batch_size / ranks;
     let model = resolved.architecture.clone();
     model.validate().map_err(|error| PlanError::Model { place: "[model]".into(), error })?;
     let has_experts = model.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
@@ -153,12 +156,23 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
         max_grad_norm: c.optimizer.grad_clip,
         optimizer: c.optimizer.optimizer(c.train.seed),
         parallel: c.parallel.parallel(rank, micro_steps.max(1)),
+        split: match (stages, &c.parallel.pipeline_split[..]) {
+            (1, _) => Vec::new(),
+            (_, []) => PipelineStage::balanced_split(&model, c.data.seq_len, stages),
+            (_, split) => split.to_vec(),
+        },
         capacity: c.experts.capacity.and_then(OrAuto::number).and_then(Capacity::from_factor),
         reference: c.precision.reference_every > 0,
         scored: Vec::new(),
         model,
     };
     check_sizes(&spec, c.train.batch_size)?;
+    if c.train.check_numerics && spec.room().is_some() {
+        return Err(PlanError::Refused(format!(
+            "train.check_numerics = true needs room for every routing, since a step whose rows of experts do not fit is not finite and \
+             is repeated; set experts.capacity = {LARGEST_CAPACITY}, and for less memory a smaller train.micro_batch_size"
+        )));
+    }
     spec.fp8.static_scales = static_scales::check(&resolved, &spec)?;
     spec.fp8.wire = wire::is_fp8(&spec, c.experts.wire.unwrap_or(Wire::Auto))?;
     if c.checkpoint.export_hf && c.checkpoint.export_dtype == Some(ExportDtype::Fp8) {

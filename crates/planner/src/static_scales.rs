@@ -22,6 +22,13 @@ pub(crate) fn check(
     spec: &TrainingSpec,
 ) -> Result<Option<Arc<StaticScales>>, PlanError> {
     let Some(name) = &resolved.config.precision.static_scales else { return Ok(None) };
+    if spec.parallel.pipeline > 1 {
+        return Err(PlanError::Refused(format!(
+            "{KEY} is not supported yet with parallel.pipeline = {}: casts of other stages would saturate without a report; leave one of \
+             the keys out",
+            spec.parallel.pipeline
+        )));
+    }
     let Some(file) = &resolved.static_scales else {
         return Err(PlanError::Refused(format!("{KEY}: the scales in {name} have not been read")));
     };

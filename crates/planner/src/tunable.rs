@@ -24,7 +24,7 @@ const SMALLEST_CHUNK: usize = 256;
 const SMALL_CAPACITY: f64 = 1.5;
 
 /// A capacity in which every routing fits: no more ranks than this share experts.
-const LARGEST_CAPACITY: f64 = 64.0;
+pub const LARGEST_CAPACITY: f64 = 64.0;
 
 /// A key of the run file whose value a run decides.
 pub struct Field {
@@ -326,6 +326,6 @@ impl TunedStep<'_> {
 
     /// Sequences of the batch that a rank computes.
     fn of_a_rank(&self) -> usize {
-        self.batch_size / self.spec.parallel.rank.world_size
+        self.batch_size / self.spec.parallel.data_rank().world_size
     }
 }

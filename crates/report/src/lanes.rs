@@ -53,6 +53,8 @@ pub enum Work {
     Gradients,
     /// Tokens travel to the experts of other ranks and back.
     Tokens,
+    /// Activations travel to the next stage of a pipeline, and gradients back.
+    Activations,
     /// Copies of parameters are gathered after the update.
     Copies,
     /// Numbers of the step are gathered.
@@ -60,7 +62,7 @@ pub enum Work {
 }
 
 impl Work {
-    const ALL: [Work; 10] = [
+    const ALL: [Work; 11] = [
         Work::Forward,
         Work::Backward,
         Work::Recompute,
@@ -69,6 +71,7 @@ impl Work {
         Work::Weights,
         Work::Gradients,
         Work::Tokens,
+        Work::Activations,
         Work::Copies,
         Work::Numbers,
     ];
@@ -84,6 +87,7 @@ impl Work {
             Work::Weights => ("w", "weights"),
             Work::Gradients => ("g", "gradients"),
             Work::Tokens => ("t", "tokens"),
+            Work::Activations => ("a", "activations"),
             Work::Copies => ("c", "copies after the update"),
             Work::Numbers => ("n", "numbers"),
         }
@@ -91,15 +95,17 @@ impl Work {
 
     /// The row of the part that shows it: 0 for kernels, 1 for communication.
     fn row(self) -> usize {
-        let is_exchange =
-            matches!(self, Work::Weights | Work::Gradients | Work::Tokens | Work::Copies | Work::Numbers);
+        let is_exchange = matches!(
+            self,
+            Work::Weights | Work::Gradients | Work::Tokens | Work::Activations | Work::Copies | Work::Numbers
+        );
         usize::from(is_exchange)
     }
 }
 
 const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#16191d}.soft{fill:#5a6472}.grid{stroke:#5a6472;stroke-opacity:.3}\
                      .f{fill:#4c8dd6}.b{fill:#1f5fa8}.r{fill:#a9c8ec}.u{fill:#7a5cc0}.x{fill:#e4570e}.w{fill:#0b8f83}.g{fill:#d39a00}\
-                     .t{fill:#8a5a2b}.c{fill:#7fbf5f}.n{fill:#c2457a}\
+                     .t{fill:#8a5a2b}.a{fill:#5b9aa0}.c{fill:#7fbf5f}.n{fill:#c2457a}\
                      @media(prefers-color-scheme:dark){text{fill:#e8ecf1}.soft{fill:#96a1b0}}";
 
 /// Width of the picture, and of the names at its left.

@@ -106,7 +106,8 @@ pub(crate) fn import_grown(weights: &mut Weights, folder: &Path, vocab_size: usi
     let names = hf_names::name_map(&model);
     let held = |entry: &NameEntry| {
         let held = weights.layout().held(StateKind::Master, &entry.name);
-        held.map_or(0..entry.rows(), |held| held.rows)
+        let all = if weights.layout().has(&entry.name) { 0..entry.rows() } else { 0..0 };
+        held.map_or(all, |held| held.rows)
     };
     let held: Vec<Range<usize>> = hf_names::name_map(weights.model()).entries.iter().map(held).collect();
     let in_folder =
@@ -122,6 +123,9 @@ pub(crate) fn import_grown(weights: &mut Weights, folder: &Path, vocab_size: usi
     let means = mean_rows(folder, &names, &new_rows)?;
     hf::import_rows(folder, &names, &rows, &mut |name, values| {
         let write = |weights: &mut Weights, values: &[f32]| {
+            if !weights.layout().has(name) {
+                return Ok(());
+            }
             let written = weights.write_rows(StateKind::Master, name, bytemuck::cast_slice(values));
             written.map_err(BoxError::from)
         };

@@ -230,11 +230,13 @@ impl Profiler {
                 TimedWork::Inputs => trace.slice(DEVICE, "copy inputs", "copy", when, json!({})),
                 TimedWork::Outputs => trace.slice(DEVICE, "copy outputs", "copy", when, json!({})),
                 TimedWork::Part(part) => {
-                    step += u64::from(of_step && part.is_first());
+                    step += u64::from(of_step && part.begins_step());
                     let (name, args) = match (of_step, part) {
                         (false, _) => ("evaluation or reference", json!({})),
                         (true, Part::Whole) => ("step", self.step_args(step)),
                         (true, Part::First | Part::Next | Part::Last) => ("micro-step", self.step_args(step)),
+                        (true, Part::Forward(..)) => ("forward", self.step_args(step)),
+                        (true, Part::Backward(..)) => ("backward", self.step_args(step)),
                         (true, Part::Update) => ("update", self.step_args(step)),
                     };
                     trace.slice(DEVICE, name, "run", when, args);

@@ -24,6 +24,8 @@ pub struct SavedValue {
     pub rows: Range<usize>,
     /// True if this rank saves them, and not another that has the same.
     pub is_saved: bool,
+    /// False for a value that other stages of a pipeline have.
+    pub is_here: bool,
 }
 
 /// The state of a learner in checkpoints.
@@ -36,9 +38,25 @@ pub struct SavedState {
 impl SavedState {
     /// The state of `learner`.
     pub fn from_learner(learner: &mut Learner) -> SavedState {
-        let entries = learner.saved_state();
+        let own = learner.saved_state();
         let layout = learner.layout();
-        let values = entries.into_iter().map(|entry| value(layout, entry)).collect();
+        let of_others = |entry: &StateEntry| SavedValue {
+            entry: entry.clone(),
+            tensor: tensor(entry),
+            rows: 0..0,
+            is_saved: false,
+            is_here: false,
+        };
+        let values = match learner.saved_state_of_model() {
+            [] => own.into_iter().map(|entry| value(layout, entry)).collect(),
+            all => {
+                let find =
+                    |of: &StateEntry| own.iter().find(|own| (own.kind, &own.name) == (of.kind, &of.name));
+                all.iter()
+                    .map(|of| find(of).map_or_else(|| of_others(of), |own| value(layout, own.clone())))
+                    .collect()
+            }
+        };
         SavedState { values }
     }
 
@@ -90,7 +108,7 @@ impl SavedState {
     ) -> Result<(), RunError> {
         let rows: Vec<_> = self.values.iter().map(|value| value.rows.clone()).collect();
         checkpoint.load_rows(&self.tensors(), &rows, others, &mut |n, bytes| {
-            let SavedValue { entry, tensor, .. } = &self.values[n];
+            let SavedValue { entry, tensor, is_here: true, .. } = &self.values[n] else { return Ok(()) };
             let converted = (tensor.dtype != entry.ty.dtype).then(|| in_type(bytes, tensor.dtype, entry.ty));
             let bytes = converted.as_ref().map_or(bytes, HostTensor::bytes);
             learner.write_state(entry.kind, &entry.name, bytes).map_err(BoxError::from)
@@ -185,7 +203,7 @@ fn value(layout: &Layout, entry: StateEntry) -> SavedValue {
     }
     let is_saved = layout.saves(entry.kind, &entry.name);
     let rows = held.map_or(0..tensor.rows(), |HeldRows { rows, .. }| rows);
-    SavedValue { entry, tensor, rows, is_saved }
+    SavedValue { entry, tensor, rows, is_saved, is_here: true }
 }
 
 /// The tensor of a state value of which a rank has all rows. Tensors are named by kind and name:

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Balancing, Batch, Context, io};
 use xtrain_model::hf::HfConfig;
-use xtrain_model::{Architecture, ExpertRanks, ParameterSpec, Recipe};
+use xtrain_model::{Architecture, ModelRanks, ParameterSpec, Recipe};
 use xtrain_program::StateKind;
 use xtrain_runtime::Part;
 use xtrain_step::generate::{Generator, Sampling};
@@ -171,7 +171,7 @@ fn logits_agree_with_pytorch() {
         let tokens = g.ints("input_ids");
         let rows: Vec<i32> = (0..tokens.len() as i32).collect();
         let context =
-            Context::Sequence { document_mask: false, deterministic: true, expert_ranks: ExpertRanks::ALONE };
+            Context::Sequence { document_mask: false, deterministic: true, ranks: ModelRanks::ALONE };
         let program = programs::logits(
             &g.model(),
             &Recipe::Fp32.into(),

@@ -276,6 +276,11 @@ pub(super) const ROWS: &[(&str, &str)] = &[
         "ep ep_size ep_degree expert_parallel expert_parallel_degree expert_parallel_size \
          expert_model_parallel_size autoep_size moe_expert_parallel_size",
     ),
+    (
+        "parallel.pipeline",
+        "pp pp_size pp_degree pipeline_parallel pipeline_parallel_degree pipeline_parallel_size \
+         pipeline_model_parallel_size pipeline_stages num_stages",
+    ),
     ("parallel.reduce", "reduction gradient_reduction deterministic_reduce"),
     ("parallel.reduce=same-world", "default rank ranks sum"),
     ("parallel.reduce=any-world", "deterministic reproducible exact tree any"),

@@ -276,7 +276,7 @@ pub(super) const ROWS: &[AliasRow] = &[
             "moe_pad_expert_input_to_capacity",
             "min_capacity",
         ],
-        "no token is dropped, so experts have no capacity; leave it out",
+        "no token is dropped; the memory for tokens of other ranks is `experts.capacity`, which changes no result",
     ),
     why(
         &[

@@ -29,6 +29,15 @@ section! {
         /// a block; with one process it has no effect.
         #[schemars(range(min = 1, max = 64), extend("x-unit" = "ranks"))]
         pub expert: usize = 1,
+        /// Stages of consecutive blocks, each computed by equally many consecutive ranks, to which
+        /// micro-batches pass one after the other. Must divide the number of ranks; with one process it has
+        /// no effect. A step should have many more micro-batches than stages, which wait for each other at
+        /// its begin and its end.
+        #[schemars(range(min = 1, max = 64), extend("x-unit" = "stages"))]
+        pub pipeline: usize = 1,
+        /// Blocks of each stage, first stage first; if empty, stages take about the same time.
+        #[schemars(extend("x-unit" = "blocks"))]
+        pub pipeline_split: Vec<usize> = Vec::new(),
         /// Order in which the gradients of micro-batches are added.
         pub reduce: Reduce = Reduce::SameWorld,
         /// Type in which ranks send gradients to each other. They are always added in fp32. `"bf16"` sends
@@ -58,10 +67,16 @@ section! {
 }
 
 impl ParallelConfig {
+    /// The stages among so many ranks: one process has no other to hold the rest of the model.
+    pub fn stages(&self, world_size: usize) -> usize {
+        if world_size <= 1 { 1 } else { self.pipeline }
+    }
+
     /// The settings in a program's terms, for a rank that has `micro_steps` micro-batches per step.
     pub fn parallel(&self, rank: Rank, micro_steps: usize) -> Parallel {
         Parallel {
             rank,
+            pipeline: self.stages(rank.world_size),
             // One process has no other to hold a replica, or some of the experts.
             replicas: if rank.is_alone() { 1 } else { self.replicas },
             expert: if rank.is_alone() { 1 } else { self.expert },

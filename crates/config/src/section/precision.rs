@@ -303,7 +303,8 @@ fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<GemmP
         ("gate_proj", "gate_up_proj"),
         ("up_proj", "gate_up_proj"),
     ];
-    let part = parts.into_iter().find(|(part, _)| text.contains(part));
+    let has_part = |(part, whole): &(&str, &str)| text.replace(whole, "").contains(part);
+    let part = parts.into_iter().find(has_part);
     Err(match part {
         Some((part, whole)) => format!(
             "[precision] skip: {text:?} names nothing: {part} is a part of {whole}, which is one GEMM; name that"

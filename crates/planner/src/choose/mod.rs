@@ -100,7 +100,7 @@ pub fn decide_for_resumed(
     asked: impl Fn(&str) -> bool,
     device: &Device,
 ) -> Result<(Planned, Option<Choice>), PlanError> {
-    let ranks = planned.spec.parallel.rank.world_size;
+    let ranks = planned.spec.parallel.data_rank().world_size;
     let mut same = Vec::new();
     let mut planned = planned.try_changed(|config| {
         same = tunable::keep(config, began, ranks, asked)?;

@@ -83,7 +83,7 @@ impl<'a> Search<'a> {
             known: Vec::new(),
             fitted: Vec::new(),
             everything: None,
-            is_hopeless: least_state_bytes(step.spec)? > usable_bytes,
+            is_hopeless: least_of_stages(step.spec)? > usable_bytes,
             predicted: Vec::new(),
             last: Vec::new(),
         })
@@ -226,7 +226,7 @@ impl<'a> Search<'a> {
     /// Seconds of the kernels of a step of the model's first layer alone. Differences between chunks are
     /// those of the whole model.
     fn loss_seconds(&self, settings: Settings) -> Result<f64, LearnError> {
-        let mut spec = self.step.with(settings);
+        let mut spec = self.step.with(settings).of_one_stage();
         spec.model = spec.model.truncated(1);
         let program = programs::training(&spec)?;
         Ok(step_seconds(&program, &self.device.rates, spec.micro_steps(self.step.batch_size)))
@@ -400,8 +400,9 @@ impl<'a> Search<'a> {
         if let Some((_, known)) = self.predicted.iter().find(|(of, _)| *of == settings) {
             return Ok(*known);
         }
-        // All blocks must have one policy.
-        let in_all = settings.recompute == Recompute::None || settings.blocks.is_none();
+        // All blocks must have one policy, and be in one stage.
+        let in_all = (settings.recompute == Recompute::None || settings.blocks.is_none())
+            && self.step.spec.parallel.pipeline == 1;
         let plan = |spec: &TrainingSpec| {
             let program = programs::training(spec)?;
             let bytes = needed_bytes(spec, &program, self.device.target, self.device.threads)?;
@@ -447,25 +448,31 @@ impl<'a> Search<'a> {
         if let Some(known) = self.known.iter().find(|known| known.settings == settings) {
             return Ok(*known);
         }
-        let spec = self.step.with(settings);
-        let program = programs::training(&spec)?;
-        let bytes = needed_bytes(&spec, &program, self.device.target, self.device.threads)?;
-        // The time of a step that does not fit matters as a bound alone.
-        let is_bound = settings.recompute == Recompute::None;
-        let seconds = match bytes <= self.usable_bytes || is_bound {
-            true => self.step_seconds(&spec, &program),
-            false => f64::INFINITY,
-        };
+        let (mut bytes, mut seconds) = (0, 0.0_f64);
+        // Those of the largest and of the slowest stage of a pipeline.
+        for spec in self.step.with(settings).of_stages() {
+            let program = programs::training(&spec)?;
+            bytes = bytes.max(needed_bytes(&spec, &program, self.device.target, self.device.threads)?);
+            // The time of a step that does not fit matters as a bound alone.
+            let is_bound = settings.recompute == Recompute::None;
+            seconds = seconds.max(match bytes <= self.usable_bytes || is_bound {
+                true => self.step_seconds(&spec, &program),
+                false => f64::INFINITY,
+            });
+            self.last.insert(0, (spec, program));
+        }
         let estimate = Estimate { settings, bytes, seconds };
         self.known.push(estimate);
-        self.last.insert(0, (spec, program));
-        self.last.truncate(MOST_PROGRAMS);
+        self.last.truncate(MOST_PROGRAMS * self.step.spec.parallel.pipeline);
         Ok(estimate)
     }
 
     fn seconds(&self, settings: Settings) -> Result<f64, LearnError> {
-        let spec = self.step.with(settings);
-        Ok(self.step_seconds(&spec, &programs::training(&spec)?))
+        self.step
+            .with(settings)
+            .of_stages()
+            .iter()
+            .try_fold(0.0_f64, |most, spec| Ok(most.max(self.step_seconds(spec, &programs::training(spec)?))))
     }
 
     /// Seconds of a step of `spec`, which is `program`. Those of several ranks also wait for collectives.
@@ -521,6 +528,11 @@ impl<'a> Search<'a> {
         all.reverse();
         all
     }
+}
+
+/// The least bytes of the state of a step, of the stage of a pipeline that has the most.
+fn least_of_stages(spec: &TrainingSpec) -> Result<u64, LearnError> {
+    spec.of_stages().iter().try_fold(0, |most, spec| Ok(least_state_bytes(spec)?.max(most)))
 }
 
 fn recomputing_norms(of: Settings) -> Settings {

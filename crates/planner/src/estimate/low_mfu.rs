@@ -64,6 +64,11 @@ fn waited_for(planned: &Planned, timeline: &Timeline) -> String {
              for each GEMM"
                 .to_owned()
         }
+        Payload::Activations => {
+            "activations and gradients that stages of the pipeline send each other; fewer stages, or more blocks in each, send fewer bytes for \
+             each GEMM"
+                .to_owned()
+        }
         Payload::Copies => "copies of updated weights".to_owned(),
         Payload::Numbers => "numbers of the step, such as its loss".to_owned(),
     }

@@ -3,13 +3,24 @@
 use super::{Timeline, TimelinePart};
 use xtrain_program::{Instance, Lane, Payload, Program, Role, Stage};
 use xtrain_report::lanes::{Bar, LanePart, Work, lanes};
-use xtrain_runtime::Part;
+use xtrain_runtime::{Part, Turn};
 
 impl Timeline {
     /// The lanes over time as SVG, of a step that is `program`.
     pub fn picture(&self, title: &str, program: &Program) -> String {
         let parts: Vec<LanePart> = self.parts.iter().map(|of| part(program, of)).collect();
         lanes(title, &parts)
+    }
+}
+
+/// So many micro-steps of a turn, in words.
+fn micro_steps(turn: Turn, times: usize) -> String {
+    match (turn, times) {
+        (Turn::Only, _) => "the micro-step".to_owned(),
+        (Turn::First, _) => "the first micro-step".to_owned(),
+        (Turn::Next, 1) => "the second micro-step".to_owned(),
+        (Turn::Next, times) => format!("each of {times} further micro-steps"),
+        (Turn::Last, _) => "the last micro-step".to_owned(),
     }
 }
 
@@ -21,6 +32,8 @@ fn part(program: &Program, of: &TimelinePart) -> LanePart {
         (Part::Next, times) => format!("{times} further micro-steps, each"),
         (Part::Last, _) => "last micro-step".to_owned(),
         (Part::Update, _) => "update".to_owned(),
+        (Part::Forward(turn, _), times) => format!("forward of {}", micro_steps(turn, times)),
+        (Part::Backward(turn, _), times) => format!("backward of {}", micro_steps(turn, times)),
     };
     let mut bars = Vec::new();
     let mut free = 0.0;
@@ -48,6 +61,7 @@ fn work(instance: &Instance) -> Work {
             Payload::Weights => Work::Weights,
             Payload::Gradients => Work::Gradients,
             Payload::Tokens => Work::Tokens,
+            Payload::Activations => Work::Activations,
             Payload::Copies => Work::Copies,
             Payload::Numbers => Work::Numbers,
         };

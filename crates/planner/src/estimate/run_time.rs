@@ -124,7 +124,7 @@ fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, PlanErr
     let program = programs::evaluation(&spec.model, &spec.numerics(), &layout, spec.batch, mask, loss);
     let program = program.map_err(LearnError::from)?;
     let sequences = config.eval.sequences(config.data.seq_len).div_ceil(spec.batch.sequences as u64);
-    let of_a_rank = sequences.div_ceil(spec.parallel.rank.world_size as u64);
+    let of_a_rank = sequences.div_ceil(spec.parallel.data_rank().world_size as u64);
     Ok(of_a_rank as f64 * Timeline::new(&program, device, 1).seconds())
 }
 
@@ -138,7 +138,7 @@ fn tasks_seconds(planned: &Planned, device: &Device, steps: u64, done: u64) -> R
     let programs = programs::scored(spec).map_err(LearnError::from)?;
     let of_shape = |((shape, &sequences), program): ((&ScoredShape, &u64), &Program)| {
         let batches = sequences.div_ceil(shape.sequences(spec.scored_tokens()) as u64);
-        let of_a_rank = batches.div_ceil(spec.parallel.rank.world_size as u64);
+        let of_a_rank = batches.div_ceil(spec.parallel.data_rank().world_size as u64);
         of_a_rank as f64 * Timeline::new(program, device, 1).seconds()
     };
     Ok(times as f64 * planned.scored.iter().zip(&programs).map(of_shape).sum::<f64>())

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use xtrain_program::order::{self, Order};
 use xtrain_program::{Instance, Lane, Payload, Phase, Program, Role, Stage};
-use xtrain_runtime::Part;
+use xtrain_runtime::{Part, Turn};
 use xtrain_step::engine::Target;
 
 /// The times of a step.
@@ -23,6 +23,8 @@ pub struct Timeline {
     pub parts: Vec<TimelinePart>,
     /// Communication that nothing hides, the longest first.
     pub exposed: Vec<Exposed>,
+    /// Stages of the pipeline.
+    stages: usize,
 }
 
 /// A part of a step.
@@ -104,6 +106,15 @@ impl WaitPlace {
 fn parts(program: &Program, micro_steps: usize) -> Vec<(Part, usize)> {
     let has_update = program.instances.iter().any(|instance| instance.phase() == Phase::Update);
     let parts = match micro_steps {
+        n if program.slots > 0 => {
+            let both = |turn, times| [(Part::Forward(turn, 0), times), (Part::Backward(turn, 0), times)];
+            let turns = match n {
+                0 | 1 => vec![(Turn::Only, 1)],
+                n => vec![(Turn::First, 1), (Turn::Next, n - 2), (Turn::Last, 1)],
+            };
+            let micro_steps = turns.into_iter().flat_map(|(turn, times)| both(turn, times));
+            micro_steps.chain([(Part::Update, 1)]).collect()
+        }
         0 | 1 => vec![(Part::Whole, 1)],
         n => vec![(Part::First, 1), (Part::Next, n - 2), (Part::Last, 1), (Part::Update, 1)],
     };
@@ -127,12 +138,25 @@ impl Timeline {
         });
         let mut exposed: Vec<Exposed> = exposed.collect();
         exposed.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        Timeline { parts, exposed }
+        Timeline { parts, exposed, stages: stages(program) }
     }
 
-    /// Seconds of the step.
+    /// Seconds of the step; in a pipeline, if all stages take as long as this one.
     pub fn seconds(&self) -> f64 {
-        self.parts.iter().map(|part| part.times as f64 * part.seconds).sum()
+        let busy: f64 = self.parts.iter().map(|part| part.times as f64 * part.seconds).sum();
+        busy + self.bubble_seconds()
+    }
+
+    /// Seconds that a stage of a pipeline waits at the begin and at the end of a step, while the others fill
+    /// and empty it: a forward and a backward for each other stage.
+    pub fn bubble_seconds(&self) -> f64 {
+        let longest = |is_it: fn(&Part) -> bool| {
+            let parts = self.parts.iter().filter(|of| is_it(&of.part));
+            parts.map(|of| of.seconds).fold(0.0, f64::max)
+        };
+        let both = longest(|part| matches!(part, Part::Forward(..)))
+            + longest(|part| matches!(part, Part::Backward(..)));
+        (self.stages - 1) as f64 * both
     }
 
     /// Seconds in which the communication lane works.
@@ -159,7 +183,8 @@ impl Timeline {
                 instance.lane == Lane::Communication && Payload::from_instance(instance) == payload
             };
             let exposed = self.exposed.iter().filter(|of| of.payload == payload);
-            let exposed_seconds = exposed.map(|of| of.seconds).sum();
+            // An empty sum is -0.
+            let exposed_seconds = exposed.map(|of| of.seconds).sum::<f64>() + 0.0;
             PayloadTime { payload, seconds: self.seconds_of(is_it), exposed_seconds }
         };
         let mut all: Vec<PayloadTime> = Payload::ALL.into_iter().map(time).collect();
@@ -200,7 +225,7 @@ impl TimelinePart {
             Target::Cpu => (0..program.instances.len()).map(|index| index..index + 1).collect(),
             Target::Cuda => order::runs(program),
         };
-        for run in runs.into_iter().filter(|run| part.includes(program.instances[run.start].phase())) {
+        for run in runs.into_iter().filter(|run| part.includes(&program.instances[run.start])) {
             is_done[run.clone()].fill(false);
             // The engine of a CPU runs instances in list order.
             let lane = match device.target {
@@ -337,6 +362,15 @@ fn simulate(
     }
     debug_assert!(queues.iter().all(VecDeque::is_empty), "an instance waits for a later one");
     (spans, now)
+}
+
+/// The number of stages of a pipeline, which send each other messages.
+fn stages(program: &Program) -> usize {
+    let stages = |instance: &Instance| match instance.code.op().collective()? {
+        (collective, groups) if collective.is_message() => Some(groups.size),
+        _ => None,
+    };
+    program.instances.iter().find_map(stages).unwrap_or(1)
 }
 
 /// The number of ranks: a step with replicas has a collective of all, for its numbers.

@@ -31,9 +31,13 @@ pub(super) struct Search<'a> {
 }
 
 impl Search<'_> {
+    /// Bytes that a rank needs, of a pipeline in the stage that needs the most.
     pub(super) fn bytes(&self, spec: &TrainingSpec) -> Result<u64, PlanError> {
-        let program = programs::training(spec).map_err(LearnError::from)?;
-        Ok(needed_bytes(spec, &program, self.target, self.threads)?)
+        let of_stage = |spec: TrainingSpec| -> Result<u64, PlanError> {
+            let program = programs::training(&spec).map_err(LearnError::from)?;
+            Ok(needed_bytes(&spec, &program, self.target, self.threads)?)
+        };
+        spec.of_stages().into_iter().try_fold(0, |most, spec| Ok(of_stage(spec)?.max(most)))
     }
 
     /// The step after the change to try first, and its setting; `None` if none is left. Reference segments,
@@ -56,9 +60,9 @@ impl Search<'_> {
             }));
         }
         // The most replicas that let it fit, or else the fewest possible.
-        let Parallel { rank: Rank { world_size, .. }, replicas, .. } = spec.parallel;
+        let (ranks, replicas) = (spec.parallel.stage_groups().size, spec.parallel.replicas);
         let mut found = None;
-        for replicas in (1..replicas).rev().filter(|n| world_size.is_multiple_of(*n)) {
+        for replicas in (1..replicas).rev().filter(|n| ranks.is_multiple_of(*n)) {
             let with = in_parallel(Parallel { replicas, ..spec.parallel });
             // The model may have too few rows for larger groups.
             let Ok(bytes) = self.bytes(&with) else { break };
@@ -137,8 +141,7 @@ impl Search<'_> {
         let (layers, available) = (least.model.layers.len(), self.room.available_bytes);
         let fewer_layers = first_that_fits(layers - 1, bytes, available, |n| {
             let left = layers - 1 - n;
-            let spec = TrainingSpec { model: least.model.truncated(left), ..least.clone() };
-            Ok::<_, PlanError>((self.bytes(&spec)?, left))
+            Ok::<_, PlanError>((self.bytes(&least.with_blocks(left))?, left))
         })?;
         let shorter = |n: usize| Some(least.batch.seq_len >> (n + 1)).filter(|len| *len >= SHORTEST);
         let lengths: Vec<usize> = (0..usize::BITS as usize).map_while(shorter).collect();
@@ -162,14 +165,16 @@ impl Search<'_> {
     /// state divided among all: a power of two, or a number of whole nodes that shares the batch evenly. A
     /// batch that is too small grows. And the largest number that the model can be divided among.
     fn gpus(&self, least: &TrainingSpec, bytes: u64) -> Result<(Option<MoreGpus>, usize), PlanError> {
-        let shares = |count: &usize| self.step.batch_size.is_multiple_of(count * least.batch.sequences);
+        let stages = least.parallel.pipeline;
+        let shares =
+            |count: &usize| self.step.batch_size.is_multiple_of(count / stages * least.batch.sequences);
         let more = |count: &usize| {
             let is_round = count.is_power_of_two() || count.is_multiple_of(RANKS_PER_NODE) && shares(count);
             let Parallel { rank: Rank { world_size, .. }, expert, .. } = least.parallel;
-            is_round && *count > world_size && count.is_multiple_of(expert)
+            is_round && *count > world_size && count.is_multiple_of(stages * expert)
         };
         let of_ranks = |count: usize| -> Result<MoreGpus, PlanError> {
-            let grown = self.step.batch_size.next_multiple_of(count * least.batch.sequences);
+            let grown = self.step.batch_size.next_multiple_of(count / stages * least.batch.sequences);
             let parallel = Parallel {
                 rank: Rank { world_size: count, ..least.parallel.rank },
                 replicas: 1,

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
 use xtrain_model::decoder::{Loss, io};
-use xtrain_model::{Architecture, FeedForward, Fp8Overrides, GemmPattern, Layer};
+use xtrain_model::{Architecture, FeedForward, Fp8Overrides, GemmPattern, Layer, PipelineStage};
 use xtrain_ops::registry::kernel_sources;
 use xtrain_ops::route::Router;
 use xtrain_program::{Instance, Parallel};
@@ -255,7 +255,7 @@ impl Blocks {
     /// Writes the inputs of a step.
     fn feed(&self, engine: &mut dyn Engine, id: ProgramId, n: usize) -> Result<(), LearnError> {
         let batch = random_batch(&self.spec, n as u32);
-        feed(engine, id, &batch, self.spec.document_mask, batch.counts())?;
+        feed(engine, id, &batch, self.spec.document_mask, batch.counts(), PipelineStage::WHOLE)?;
         if self.spec.dropout > 0.0 {
             let draws = draws(&self.spec, 0, n as u64, 0);
             engine.write_input(id, io::RNG, bytemuck::cast_slice(&draws))?;

@@ -37,6 +37,9 @@ impl Candidate {
     /// The step of `decided`, which needs so many bytes, if that is known.
     fn with(decided: Decided, needed_bytes: Option<u64>, device: &Device) -> Result<Candidate, PlanError> {
         let Decided { planned, choice, program } = decided;
+        if planned.spec.parallel.pipeline > 1 {
+            return Candidate::of_stages(planned, choice, device);
+        }
         let program = match program {
             Some(program) => program,
             None => programs::training(&planned.spec).map_err(LearnError::from)?,
@@ -46,6 +49,22 @@ impl Candidate {
             None => memory::needed_bytes(&planned.spec, &program, device.target, device.threads)?,
         };
         let timeline = Timeline::new(&program, device, planned.micro_steps());
+        Ok(Candidate { planned, choice, program, needed_bytes, timeline })
+    }
+
+    /// The step of a pipeline: the program and the times of its slowest stage, and the bytes of the largest.
+    fn of_stages(planned: Planned, choice: Option<Choice>, device: &Device) -> Result<Candidate, PlanError> {
+        let (mut needed_bytes, mut slowest) = (0, None);
+        for spec in planned.spec.of_stages() {
+            let program = programs::training(&spec).map_err(LearnError::from)?;
+            needed_bytes =
+                memory::needed_bytes(&spec, &program, device.target, device.threads)?.max(needed_bytes);
+            let timeline = Timeline::new(&program, device, planned.micro_steps());
+            if slowest.as_ref().is_none_or(|(_, of): &(_, Timeline)| timeline.seconds() > of.seconds()) {
+                slowest = Some((program, timeline));
+            }
+        }
+        let Some((program, timeline)) = slowest else { unreachable!("a pipeline has stages") };
         Ok(Candidate { planned, choice, program, needed_bytes, timeline })
     }
 

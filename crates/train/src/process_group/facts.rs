@@ -33,11 +33,14 @@ impl Facts {
         let validation = corpus.validation.as_ref().map(|validation| validation.fingerprints());
         facts.put("validation data", json!(validation).to_string());
         facts.0.extend(processor.identity().into_iter().map(|(name, value)| (name.to_owned(), value)));
-        // The rows of a rank are no part of what it computes.
-        let parallel = Parallel { rank: spec.parallel.rank.with_index(0), ..spec.parallel };
-        let program = programs::training(&TrainingSpec { parallel, ..spec.clone() });
-        let program = program.map_err(LearnError::from)?.to_string();
-        facts.put("program of a step", format!("{:016x}", xxhash_rust::xxh3::xxh3_64(program.as_bytes())));
+        // The rows of a rank are no part of what it computes. A stage of a pipeline has a program of its own.
+        for first in spec.parallel.pipeline_groups().ranks(0) {
+            let parallel = Parallel { rank: spec.parallel.rank.with_index(first), ..spec.parallel };
+            let program = programs::training(&TrainingSpec { parallel, ..spec.clone() });
+            let program = program.map_err(LearnError::from)?.to_string();
+            facts
+                .put("program of a step", format!("{:016x}", xxhash_rust::xxh3::xxh3_64(program.as_bytes())));
+        }
         Ok(facts)
     }
 

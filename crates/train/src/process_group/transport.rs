@@ -44,6 +44,19 @@ impl ProcessGroup {
             (Processor::Cpu, _) | (_, Transport::Host) => return Ok(DataPath::Host),
             (Processor::Cuda(gpu), _) => gpu,
         };
+        if parallel.stages(self.rank().world_size) > 1 {
+            if parallel.transport != Transport::Auto {
+                let why = "the stages of a pipeline do not use it yet; leave it out";
+                return Err(requested(parallel.transport, why));
+            }
+            if self.is_first() {
+                tracing::warn!(
+                    "parallel.pipeline: GPUs exchange everything through host memory, which is slow; their copies and NCCL are not supported \
+                     between stages yet"
+                );
+            }
+            return Ok(DataPath::Host);
+        }
         let nccl = Installed::open(Library::Nccl).map(|found| found.version).map_err(missing);
         let found = UsablePaths { copies: self.copies(gpu)?, nccl };
         let all = ranks.control.gather(&encoded(&found)?)?;

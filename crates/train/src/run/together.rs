@@ -93,24 +93,31 @@ impl Run {
         }
     }
 
-    /// Compares the state that several ranks hold alike, after each step of which the run reports.
+    /// True if the ranks compare their state after the step that was launched last: after each of which the
+    /// run reports.
+    pub(super) fn is_comparison_due(&self) -> bool {
+        !self.process_group.is_alone() && is_due(self.position.step, self.config.log.every)
+    }
+
+    /// Compares the state that several ranks hold alike, when no step is in flight.
     ///
     /// # Errors
     /// The state of a rank differs from that of rank 0, or its rows from those of the first replica.
     pub(super) fn compare_states(&mut self) -> Result<(), RunError> {
-        if self.process_group.is_alone() || !is_due(self.position.step, self.config.log.every) {
+        if !self.is_comparison_due() {
             return Ok(());
         }
         let checksums = self.checksums()?;
         let all = self.process_group.gather(&checksums);
         let all = all.map_err(|error| exchange_error(self.position.step, "comparison of states", error))?;
         let twin = |rank: usize| self.learner.layout().first_with_rows_of(rank);
-        // Rank 0 has what all ranks hold. Copies that are gathered from wrong rows differ too, so rows come
-        // first.
+        // The first rank of a stage has what all of its ranks hold. Copies that are gathered from wrong rows
+        // differ too, so rows come first.
         let other_row = |(rank, row): (usize, &Vec<u64>)| row[1] != all[twin(rank)][1];
-        let other_copy = |(_, row): (usize, &Vec<u64>)| row[0] != all[0][0];
+        let first = |rank: usize| self.learner.layout().first_of_stage(rank);
+        let other_copy = |(rank, row): (usize, &Vec<u64>)| row[0] != all[first(rank)][0];
         let of_rows = all.iter().enumerate().position(other_row).map(|rank| (rank, twin(rank)));
-        let of_copies = || all.iter().enumerate().position(other_copy).map(|rank| (rank, 0));
+        let of_copies = || all.iter().enumerate().position(other_copy).map(|rank| (rank, first(rank)));
         match of_rows.or_else(of_copies) {
             None => Ok(()),
             Some((rank, other)) => Err(RunError::Diverged(format!(

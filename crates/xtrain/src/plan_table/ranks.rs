@@ -35,6 +35,7 @@ pub(super) fn text(
     if let Some(Advised { advice, device, routed, .. }) = advised {
         let (network, timeline) = (&device.network, &advice.shown().timeline);
         out.push_str(&line("ranks", &format!("{ranks}; {}", network.describe(ranks))));
+        out.push_str(&stages(spec, timeline));
         out.push_str(&lanes(timeline));
         out.push_str(&by_payload(timeline, program));
         out.push_str(&experts(timeline, program));
@@ -66,6 +67,22 @@ pub(super) fn text(
         ));
     }
     out
+}
+
+/// The blocks of each stage of a pipeline, the stage that the plan describes, and how long it is idle.
+fn stages(spec: &TrainingSpec, timeline: &Timeline) -> String {
+    if spec.parallel.pipeline == 1 {
+        return String::new();
+    }
+    let blocks = spec.split.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    line(
+        "stages",
+        &format!(
+            "of {blocks} blocks; this plan is of stage {}, the slowest, which waits for {} of the step while the pipeline fills and drains",
+            spec.parallel.stage(),
+            format::percent(timeline.bubble_seconds() / timeline.seconds(), 1)
+        ),
+    )
 }
 
 /// The time of a step, and where it waits for communication.

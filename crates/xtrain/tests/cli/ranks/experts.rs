@@ -94,6 +94,42 @@ fn a_step_whose_rows_do_not_fit_is_repeated_and_no_bit_changes() {
 }
 
 #[test]
+fn a_first_step_that_is_repeated_has_the_delayed_scales_that_it_would_have_had() {
+    let place = Place::new();
+    let sets = format!(
+        "{} --set train.steps=3 --set log.every=1 --set precision.recipe=fp8-delayed --set experts.ffn_dim=16",
+        unbalanced(&place)
+    );
+    place.train("enough", &format!("{sets} --set experts.capacity=1000"));
+    let ran = place.train("out", &format!("{sets} --set experts.capacity=1.0"));
+    assert!(format!("{}{}", ran.stdout, ran.stderr).contains("is repeated with "), "{}", ran.stdout);
+    assert_same_file(&place.path("enough/hf/model.safetensors"), &place.path("out/hf/model.safetensors"));
+}
+
+#[test]
+fn a_run_is_resumed_with_the_room_for_every_routing_that_it_needed() {
+    let place = Place::new();
+    let sets = format!("{} --set experts.count=8 --set experts.per_token=1", unbalanced(&place));
+    place.train("out", &format!("{sets} --set train.steps=2 --set experts.capacity=1.0"));
+    let ran = place.train("out", &format!("{sets} --set train.steps=4 --resume"));
+    assert!(!format!("{}{}", ran.stdout, ran.stderr).contains("is repeated"), "{}", ran.stdout);
+}
+
+#[test]
+fn micro_batches_of_few_tokens_have_the_bits_of_one_process_too() {
+    let place = Place::new();
+    for recipe in ["fp32", "fp8-block"] {
+        let sets = format!(
+            "{MIXTURE} --set data.seq_len=16 --set train.steps=3 --set parallel.reduce=any-world --set precision.recipe={recipe}"
+        );
+        place.train(&format!("one-{recipe}"), &sets);
+        place.train(&format!("out-{recipe}"), &format!("{sets} {}", mesh((4, 4, "none"))));
+        let [one, out] = ["one", "out"].map(|of| place.path(&format!("{of}-{recipe}/hf/model.safetensors")));
+        assert_same_file(&one, &out);
+    }
+}
+
+#[test]
 fn a_run_that_ends_early_in_a_repeated_step_goes_on_with_equal_bits() {
     let place = Place::new();
     let sets = format!("{} --set train.steps=12", unbalanced(&place));
@@ -137,5 +173,8 @@ fn ranks_that_cannot_share_experts_are_refused_with_what_works() {
     for capacity in ["0.5", "nan", "inf"] {
         mixture(&format!("--ranks 2 --set parallel.expert=2 --set experts.capacity={capacity}"), "capacity");
     }
+    let checked =
+        "--ranks 2 --set parallel.expert=2 --set experts.capacity=1.0 --set train.check_numerics=true";
+    mixture(checked, "experts.capacity = 64");
     refused("--set parallel.tensor=2", &["not supported yet"]);
 }

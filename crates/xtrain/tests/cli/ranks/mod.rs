@@ -7,6 +7,7 @@ mod faults;
 mod joining;
 mod launching;
 mod limits;
+mod pipeline;
 mod resuming;
 
 use crate::place::{Place, Ran};

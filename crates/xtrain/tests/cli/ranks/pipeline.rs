@@ -1,0 +1,126 @@
+//! Stages of a pipeline.
+
+use super::{as_ranks, assert_near, numbers};
+use crate::place::{Place, assert_same_file};
+use crate::resume::recorded;
+
+/// A model of five blocks, in batches of eight sequences.
+const BLOCKS: &str = "--set model.layers=5 --set train.batch_size=8 --set train.micro_batch_size=1 --set schedule.kind=constant";
+
+/// A mesh: ranks, stages, and the state that is cut.
+fn mesh((ranks, pipeline, shard): (usize, usize, &str)) -> String {
+    format!("--ranks {ranks} --set parallel.pipeline={pipeline} --set parallel.shard={shard}")
+}
+
+#[test]
+fn a_run_goes_on_in_other_stages_with_equal_bits() {
+    for tied in [false, true] {
+        let place = Place::new();
+        let sets = format!(
+            "{BLOCKS} --set model.tie_embeddings={tied} --set optimizer.moments=bf16 --set parallel.reduce=any-world --set \
+             eval.at_end=false"
+        );
+        place.train("whole", &format!("{sets} --set train.steps=10"));
+        let meshes =
+            [(2, 2, "none"), (1, 1, "none"), (4, 2, "optimizer"), (4, 4, "weights"), (4, 2, "gradients")];
+        for (n, of) in meshes.into_iter().enumerate() {
+            let (steps, resume) = (2 * n + 2, if n == 0 { "" } else { "--resume" });
+            place.train("parts", &format!("{sets} --set train.steps={steps} {} {resume}", mesh(of)));
+        }
+        let file = "hf/model.safetensors";
+        assert_same_file(&place.path(&format!("whole/{file}")), &place.path(&format!("parts/{file}")));
+        assert_eq!(recorded(&place, "parts"), recorded(&place, "whole"));
+        // One process goes on with the moments too.
+        for out in ["whole", "parts"] {
+            place.train(out, &format!("{sets} --set train.steps=11 --resume"));
+        }
+        let [a, b] = ["whole", "parts"]
+            .map(|out| place.path(&format!("{out}/checkpoints/step-11/rank-00000-00001.safetensors")));
+        assert_same_file(&a, &b);
+    }
+}
+
+#[test]
+fn stages_evaluate_sample_and_export_like_one_process() {
+    let place = Place::new();
+    let sets = format!(
+        "{BLOCKS} --set train.steps=4 --set eval.every=2 --set eval.prompts=[\"the\"] --set model.dropout=0.1"
+    );
+    place.train("one", &sets);
+    for of in [(2, 2, "none"), (4, 2, "none"), (4, 4, "none"), (4, 2, "weights")] {
+        let out = format!("out-{}-{}-{}", of.0, of.1, of.2);
+
+        place.train(&out, &format!("{sets} {}", mesh(of)));
+        for (kind, key) in [("step", "loss"), ("step", "grad_norm"), ("eval", "loss")] {
+            let [ours, alone] = [&*out, "one"].map(|out| numbers(&place, out, kind, key));
+            assert_near(&ours, &alone, 1e-5);
+        }
+        assert_eq!(place.records(&out, "sample").len(), 1);
+        assert_eq!(place.names(&format!("{out}/hf")), place.names("one/hf"));
+        for command in ["eval RUN", "generate RUN --prompt the --max-tokens 4", "export RUN --out again-RUN"]
+        {
+            place.run(&command.replace("RUN", &out)).succeeds();
+        }
+        assert_same_file(
+            &place.path(&format!("{out}/hf/model.safetensors")),
+            &place.path(&format!("again-{out}/model.safetensors")),
+        );
+    }
+}
+
+#[test]
+fn stages_begin_with_the_weights_of_a_folder() {
+    let place = Place::new();
+    place.train("first", &format!("{BLOCKS} --set train.steps=2 --set model.tie_embeddings=true"));
+    let sets = "--set model.init_from=first/hf --set data.tokenizer= --set model.layers=5 --set train.batch_size=8 --set train.micro_batch_size=1 --set train.steps=3 --set \
+                parallel.reduce=any-world";
+    place.train("one", sets);
+    for of in [(2, 2, "none"), (4, 2, "weights")] {
+        let out = format!("out-{}", of.0);
+        place.train(&out, &format!("{sets} {}", mesh(of)));
+        let file = "hf/model.safetensors";
+        assert_same_file(&place.path(&format!("one/{file}")), &place.path(&format!("{out}/{file}")));
+    }
+}
+
+#[test]
+fn stages_that_cannot_be_are_refused_with_what_works() {
+    let place = Place::new();
+    let refused = |options: &str, words: &[&str]| {
+        place.run(&format!("train run.toml --out refused {options}")).refuses(words);
+        assert!(!place.exists("refused"), "{options} leaves a folder");
+    };
+    refused(&format!("{BLOCKS} --ranks 4 --set parallel.pipeline=3"), &["parallel.pipeline", "4 ranks", "2"]);
+    refused(
+        &format!("{BLOCKS} --ranks 6 --set parallel.pipeline=6"),
+        &["more stages than this model has blocks", "at most 5"],
+    );
+    for split in ["[5,0]", "[2,2]", "[1,2,2]"] {
+        refused(
+            &format!("{BLOCKS} --ranks 2 --set parallel.pipeline=2 --set parallel.pipeline_split={split}"),
+            &["parallel.pipeline_split", "add up to 5"],
+        );
+    }
+}
+
+#[test]
+fn a_plan_of_stages_has_their_blocks_and_how_long_one_waits() {
+    let place = Place::new();
+    let plan = "plan run.toml --gpus 4 --device-model h100 --set parallel.pipeline=2";
+    let ran = place.run(&format!("{plan} {BLOCKS}")).succeeds();
+    let line = ran.stdout.lines().find(|line| line.starts_with("stages ")).expect("a line on stages");
+    assert!(line.contains("of 3, 2 blocks") && line.contains("% of the step"), "{line}");
+    let one = place.run(&format!("{plan} {BLOCKS} --set parallel.pipeline=1")).succeeds();
+    assert!(!one.stdout.contains("\nstages "), "{}", one.stdout);
+}
+
+#[test]
+fn a_rank_with_another_split_ends_all() {
+    let place = Place::new();
+    let same = format!("train run.toml --out out {BLOCKS} --set parallel.pipeline=2");
+    let other = format!("{same} --set parallel.pipeline_split=[2,3]");
+    for ran in as_ranks(&place, &[same, other]) {
+        ran.refuses(&["rank 1 (", "parallel.pipeline_split"]);
+    }
+    assert!(!place.exists("out"));
+}

@@ -57,6 +57,14 @@ EXPERT_MODES = [
     {"parallel.shard": "none", "parallel.transport": "host"},
     {"parallel.shard": "gradients", "experts.capacity": "1.0"},
 ]
+# Models, whose step has four micro-batches, and settings of stages under which they have the bits of one GPU.
+STAGE_MODELS = [{"model.tie_embeddings": "true"}, {"model.tie_embeddings": "false"}, MIXTURE]
+STAGE_RECIPES = ["fp32", "bf16", "fp8-delayed", "fp8-current", "fp8-block"]
+STAGE_MODES = [
+    {"parallel.shard": "none"},
+    {"parallel.shard": "weights"},
+    {"train.recompute": "block"},
+]
 # The largest difference of the last loss from that of the default, as a part of it.
 FAST_LOSS = 5e-3
 # Seconds after a kill by which all processes must have ended.
@@ -150,6 +158,27 @@ def check_experts_of_the_same_world(place, checks):
             checks.that(what, found == first, f"{found} {first}")
 
 
+def check_stages(place, checks, recipe):
+    """Stages of a pipeline have the bits of one GPU."""
+    gpus = place.options.gpus
+    for model in STAGE_MODELS:
+        any_world = model | {"precision.recipe": recipe, "parallel.reduce": "any-world"}
+        alone = place.train(any_world, 1)
+        for mode, stages in itertools.product(STAGE_MODES, {2, gpus}):
+            found = place.train(any_world | mode | {"parallel.pipeline": str(stages)}, gpus)
+            what = f"{recipe}: {stages} stages on {gpus} GPUs, {named(model | mode)} equals one GPU"
+            checks.that(what, found == alone, f"{found} {alone}")
+
+
+def check_stages_of_the_same_world(place, checks):
+    """In the default order stages repeat to the bit."""
+    gpus = place.options.gpus
+    for recipe in ("bf16", "fp8-current"):
+        settings = {"precision.recipe": recipe, "parallel.pipeline": str(gpus)}
+        first, second = place.train(settings, gpus), place.train(settings, gpus)
+        checks.that(f"{recipe}: {gpus} stages in the default order repeat", first == second, f"{first} {second}")
+
+
 def check_same_world(place, checks):
     gpus = place.options.gpus
     for mode in OF_THE_SAME_WORLD:
@@ -220,7 +249,7 @@ def main():
     arguments.add_argument("--gpus", type=int, default=2)
     arguments.add_argument("--steps", type=int, default=20)
     arguments.add_argument("--recipes", default=",".join(RECIPES), help="separated by commas")
-    arguments.add_argument("--only", choices=["experts"], help="these checks alone")
+    arguments.add_argument("--only", choices=["experts", "stages"], help="these checks alone")
     arguments.add_argument("--jobs", type=int, default=1, help="recipes at a time, on the same GPUs")
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of every run")
     options = arguments.parse_args()
@@ -229,14 +258,18 @@ def main():
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         place = Place(options, pathlib.Path(folder))
         chosen = options.recipes.split(",")
-        submitted = [pool.submit(check_experts, place, checks, recipe) for recipe in EXPERT_RECIPES if recipe in chosen]
+        of_recipes = {
+            "experts": (check_experts, EXPERT_RECIPES, check_experts_of_the_same_world),
+            "stages": (check_stages, STAGE_RECIPES, check_stages_of_the_same_world),
+            None: (check_recipe, RECIPES, check_same_world),
+        }
+        for kind, (check, recipes, of_the_same_world) in of_recipes.items():
+            if options.only not in (kind, None):
+                continue
+            for submitted in [pool.submit(check, place, checks, recipe) for recipe in recipes if recipe in chosen]:
+                submitted.result()
+            of_the_same_world(place, checks)
         if not options.only:
-            submitted += [pool.submit(check_recipe, place, checks, recipe) for recipe in chosen]
-        for check in submitted:
-            check.result()
-        check_experts_of_the_same_world(place, checks)
-        if not options.only:
-            check_same_world(place, checks)
             check_fast(place, checks)
             check_resume(place, checks)
             for rank, transport in itertools.product(range(options.gpus), ("auto", "nccl")):

@@ -64,8 +64,8 @@ impl PipelineStage {
                     let split = [&split[..], &[n - before]].concat();
                     Some((most.max(sum(before, n)), split))
                 };
-                // Of equals, that with more blocks in the first stages.
-                (0..n).rev().filter_map(with).min_by(|a, b| a.0.total_cmp(&b.0))
+                // Of equals, that with fewer blocks in the first stages, which keep more micro-batches.
+                (0..n).filter_map(with).min_by(|a, b| a.0.total_cmp(&b.0))
             };
             best = (0..=blocks.len()).map(longer).collect();
         }
@@ -116,6 +116,53 @@ impl PipelineStage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Description, Family, RopeScaling};
+
+    #[test]
+    fn no_other_split_has_less_arithmetic_in_its_largest_stage() {
+        for (layers, vocab_size) in [(5, 64), (5, 4096), (7, 20_000), (3, 64)] {
+            let description = Description {
+                family: Family::LLAMA,
+                dim: 64,
+                layers,
+                heads: 4,
+                kv_heads: 4,
+                head_dim: 16,
+                ffn_dim: 192,
+                mixture: None,
+                vocab_size,
+                max_position_embeddings: 64,
+                window: None,
+                attention_scale: None,
+                rope_theta: 1e4,
+                rope_scaling: RopeScaling::None,
+                norm_eps: 1e-6,
+                tie_embeddings: false,
+                qkv_bias: false,
+                qk_norm: false,
+            };
+            let model = description.architecture().expect("a model");
+            let (blocks, head) = (model.block_flops(64), model.head_flops());
+            let most = |split: &[usize]| {
+                let of_stage = |stage: usize| {
+                    let stage = PipelineStage::of(stage, split);
+                    let own = (0..layers).filter(|&block| stage.has_block(block));
+                    own.map(|block| blocks[block]).sum::<f64>() + if stage.is_last() { head } else { 0.0 }
+                };
+                (0..split.len()).map(of_stage).fold(0.0, f64::max)
+            };
+            // All splits into three: two ends of stages between the blocks.
+            let ends = (1..layers - 1).flat_map(|a| (a + 1..layers).map(move |b| [a, b - a, layers - b]));
+            let least = ends.map(|split| most(&split)).fold(f64::INFINITY, f64::min);
+            let found = PipelineStage::balanced_split(&model, 64, 3);
+            assert!(
+                found.len() == 3 && !found.contains(&0) && found.iter().sum::<usize>() == layers,
+                "{found:?}"
+            );
+            assert_eq!(most(&found), least, "{found:?}");
+            assert_eq!(PipelineStage::balanced_split(&model, 64, layers + 1), Vec::<usize>::new());
+        }
+    }
 
     #[test]
     fn stages_have_all_blocks_once_in_their_order() {

@@ -12,7 +12,7 @@ use super::{Device, instance_seconds};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use xtrain_program::order::{self, Order};
-use xtrain_program::{Instance, Lane, Payload, Phase, Program, Role, Stage};
+use xtrain_program::{Collective, Instance, Lane, Payload, Phase, Program, Role, Stage};
 use xtrain_runtime::{Part, Turn};
 use xtrain_step::engine::Target;
 
@@ -23,8 +23,8 @@ pub struct Timeline {
     pub parts: Vec<TimelinePart>,
     /// Communication that nothing hides, the longest first.
     pub exposed: Vec<Exposed>,
-    /// Stages of the pipeline.
-    stages: usize,
+    /// The stage of the pipeline, from 0, and the number of stages.
+    stage: (usize, usize),
 }
 
 /// A part of a step.
@@ -138,7 +138,7 @@ impl Timeline {
         });
         let mut exposed: Vec<Exposed> = exposed.collect();
         exposed.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        Timeline { parts, exposed, stages: stages(program) }
+        Timeline { parts, exposed, stage: stage(program) }
     }
 
     /// Seconds of the step; in a pipeline, if all stages take as long as this one.
@@ -147,8 +147,13 @@ impl Timeline {
         busy + self.bubble_seconds()
     }
 
-    /// Seconds that a stage of a pipeline waits at the begin and at the end of a step, while the others fill
-    /// and empty it: a forward and a backward for each other stage.
+    /// The stage of the pipeline, from 0; 0 without a pipeline.
+    pub fn stage(&self) -> usize {
+        self.stage.0
+    }
+
+    /// Seconds that a stage of a pipeline waits at the beginning and at the end of a step, while the others
+    /// fill and empty it: a forward and a backward for each other stage.
     pub fn bubble_seconds(&self) -> f64 {
         let longest = |is_it: fn(&Part) -> bool| {
             let parts = self.parts.iter().filter(|of| is_it(&of.part));
@@ -156,7 +161,7 @@ impl Timeline {
         };
         let both = longest(|part| matches!(part, Part::Forward(..)))
             + longest(|part| matches!(part, Part::Backward(..)));
-        (self.stages - 1) as f64 * both
+        (self.stage.1 - 1) as f64 * both
     }
 
     /// Seconds in which the communication lane works.
@@ -364,13 +369,15 @@ fn simulate(
     (spans, now)
 }
 
-/// The number of stages of a pipeline, which send each other messages.
-fn stages(program: &Program) -> usize {
-    let stages = |instance: &Instance| match instance.code.op().collective()? {
-        (collective, groups) if collective.is_message() => Some(groups.size),
+/// The stage of a pipeline that is `program`, and the number of stages: its forward begins with a message
+/// from the stage before it or, in the first stage, ends with one to the next.
+fn stage(program: &Program) -> (usize, usize) {
+    let stage = |instance: &Instance| match instance.code.op().collective()? {
+        (Collective::Receive { from }, groups) => Some((from + 1, groups.size)),
+        (Collective::Send { to }, groups) => Some((to - 1, groups.size)),
         _ => None,
     };
-    program.instances.iter().find_map(stages).unwrap_or(1)
+    program.instances.iter().find_map(stage).unwrap_or((0, 1))
 }
 
 /// The number of ranks: a step with replicas has a collective of all, for its numbers.

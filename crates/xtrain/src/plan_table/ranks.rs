@@ -57,7 +57,13 @@ pub(super) fn text(
             "{name} is cut into {units} units, so some of {shards} ranks hold nothing of it; with parallel.replicas={replicas} all do\n"
         ));
     }
-    if let Some(Evenness { fullest, emptiest }) = layout.evenness(&spec.model) {
+    let of_stages = spec.of_stages();
+    let of_stages = of_stages.iter().filter_map(|spec| Layout::from_spec(spec).ok()?.evenness(&spec.model));
+    let all = |a: Evenness, b: Evenness| Evenness {
+        fullest: a.fullest.max(b.fullest),
+        emptiest: a.emptiest.min(b.emptiest),
+    };
+    if let Some(Evenness { fullest, emptiest }) = of_stages.reduce(all) {
         let per_element = parameter_bytes(program);
         let bytes = |elements: usize| format::bytes((elements * per_element) as u64);
         out.push_str(&format!(
@@ -69,17 +75,20 @@ pub(super) fn text(
     out
 }
 
-/// The blocks of each stage of a pipeline, the stage that the plan describes, and how long it is idle.
+/// The blocks of each stage of a pipeline, the stage that times and tables describe, and how long it waits.
 fn stages(spec: &TrainingSpec, timeline: &Timeline) -> String {
     if spec.parallel.pipeline == 1 {
         return String::new();
     }
-    let blocks = spec.split.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    let (split, stage) = (&spec.split, timeline.stage());
+    let blocks = split.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    let first: usize = split[..stage].iter().sum();
     line(
         "stages",
         &format!(
-            "of {blocks} blocks; this plan is of stage {}, the slowest, which waits for {} of the step while the pipeline fills and drains",
-            spec.parallel.stage(),
+            "of {blocks} blocks; times and tables are of the slowest, with blocks {first} to {}, which waits for {} of the step while the \
+             pipeline fills and drains",
+            first + split[stage] - 1,
             format::percent(timeline.bubble_seconds() / timeline.seconds(), 1)
         ),
     )

@@ -1,6 +1,6 @@
 //! Ranks that share the experts of a mixture.
 
-use super::{as_ranks, assert_near, numbers};
+use super::{as_ranks, assert_like_one_process, assert_parts_are_whole, assert_refused, train_in_parts};
 use crate::place::{Place, assert_same_file};
 use crate::resume::recorded;
 use crate::stopping::steps;
@@ -20,21 +20,9 @@ fn a_run_goes_on_with_other_ranks_that_share_experts_with_equal_bits() {
     let place = Place::new();
     let sets = format!("{MIXTURE} --set parallel.reduce=any-world --set eval.at_end=false");
     place.train("whole", &format!("{sets} --set train.steps=8"));
-    for (n, of) in
-        [(4, 4, "none"), (1, 1, "none"), (2, 2, "optimizer"), (4, 2, "weights")].into_iter().enumerate()
-    {
-        let (steps, resume) = (2 * n + 2, if n == 0 { "" } else { "--resume" });
-        place.train("parts", &format!("{sets} --set train.steps={steps} {} {resume}", mesh(of)));
-    }
-    assert_same_file(&place.path("whole/hf/model.safetensors"), &place.path("parts/hf/model.safetensors"));
-    assert_eq!(recorded(&place, "parts"), recorded(&place, "whole"));
-    // One process goes on with the moments too.
-    for out in ["whole", "parts"] {
-        place.train(out, &format!("{sets} --set train.steps=9 --resume"));
-    }
-    let [a, b] = ["whole", "parts"]
-        .map(|out| place.path(&format!("{out}/checkpoints/step-9/rank-00000-00001.safetensors")));
-    assert_same_file(&a, &b);
+    let meshes = [(4, 4, "none"), (1, 1, "none"), (2, 2, "optimizer"), (4, 2, "weights")];
+    train_in_parts(&place, "parts", meshes.map(mesh), &sets);
+    assert_parts_are_whole(&place, &sets, 8);
 }
 
 #[test]
@@ -45,20 +33,7 @@ fn ranks_that_share_experts_evaluate_sample_and_export_like_one_process() {
     for of in [(2, 2, "none"), (4, 2, "none"), (4, 4, "weights")] {
         let out = format!("out-{}-{}", of.0, of.1);
         place.train(&out, &format!("{sets} {}", mesh(of)));
-        for (kind, key) in [("step", "loss"), ("step", "grad_norm"), ("eval", "loss")] {
-            let [ours, alone] = [&*out, "one"].map(|out| numbers(&place, out, kind, key));
-            assert_near(&ours, &alone, 1e-5);
-        }
-        assert_eq!(place.records(&out, "sample").len(), 1);
-        assert_eq!(place.names(&format!("{out}/hf")), place.names("one/hf"));
-        for command in ["eval RUN", "generate RUN --prompt the --max-tokens 4", "export RUN --out again-RUN"]
-        {
-            place.run(&command.replace("RUN", &out)).succeeds();
-        }
-        assert_same_file(
-            &place.path(&format!("{out}/hf/model.safetensors")),
-            &place.path(&format!("again-{out}/model.safetensors")),
-        );
+        assert_like_one_process(&place, &out);
     }
 }
 
@@ -160,10 +135,7 @@ fn a_rank_with_another_capacity_ends_all() {
 #[test]
 fn ranks_that_cannot_share_experts_are_refused_with_what_works() {
     let place = Place::new();
-    let refused = |options: &str, words: &[&str]| {
-        place.run(&format!("train run.toml --out refused {options}")).refuses(words);
-        assert!(!place.exists("refused"), "{options} leaves a folder");
-    };
+    let refused = |options: &str, words: &[&str]| assert_refused(&place, options, words);
     let mixture = |options: &str, words: &str| refused(&format!("{MIXTURE} {options}"), &[words]);
     mixture("--ranks 4 --set parallel.expert=3", "the nearest value that does is 2");
     mixture("--ranks 2 --set parallel.expert=4", "the nearest value that does is 2");

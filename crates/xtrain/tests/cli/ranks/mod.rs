@@ -10,7 +10,8 @@ mod limits;
 mod pipeline;
 mod resuming;
 
-use crate::place::{Place, Ran};
+use crate::place::{Place, Ran, assert_same_file};
+use crate::resume::recorded;
 use std::net::TcpListener;
 use std::process::Command;
 
@@ -60,4 +61,49 @@ fn assert_near(a: &[f64], b: &[f64], share: f64) {
     for (a, b) in a.iter().zip(b) {
         assert!((a - b).abs() <= share * b.abs(), "{a} and {b}");
     }
+}
+
+/// Trains `out` in parts of two steps, each on another mesh of ranks.
+fn train_in_parts(place: &Place, out: &str, meshes: impl IntoIterator<Item = String>, sets: &str) {
+    for (n, mesh) in meshes.into_iter().enumerate() {
+        let (steps, resume) = (2 * n + 2, if n == 0 { "" } else { "--resume" });
+        place.train(out, &format!("{sets} --set train.steps={steps} {mesh} {resume}"));
+    }
+}
+
+/// Asserts that the run "parts" has the bits of the run "whole" after so many steps: those of the export, of
+/// the records, and of the moments with which one process makes one more step.
+fn assert_parts_are_whole(place: &Place, sets: &str, steps: usize) {
+    assert_same_file(&place.path("whole/hf/model.safetensors"), &place.path("parts/hf/model.safetensors"));
+    assert_eq!(recorded(place, "parts"), recorded(place, "whole"));
+    let next = steps + 1;
+    let [whole, parts] = ["whole", "parts"].map(|out| {
+        place.train(out, &format!("{sets} --set train.steps={next} --resume"));
+        place.path(&format!("{out}/checkpoints/step-{next}/rank-00000-00001.safetensors"))
+    });
+    assert_same_file(&whole, &parts);
+}
+
+/// Asserts that the run `out` on several ranks has the losses of the run "one" in one process, a sample and
+/// the files of its export, and that other commands take its checkpoint.
+fn assert_like_one_process(place: &Place, out: &str) {
+    for (kind, key) in [("step", "loss"), ("step", "grad_norm"), ("eval", "loss")] {
+        let [ours, alone] = [out, "one"].map(|out| numbers(place, out, kind, key));
+        assert_near(&ours, &alone, 1e-5);
+    }
+    assert_eq!(place.records(out, "sample").len(), 1);
+    assert_eq!(place.names(&format!("{out}/hf")), place.names("one/hf"));
+    for command in ["eval RUN", "generate RUN --prompt the --max-tokens 4", "export RUN --out again-RUN"] {
+        place.run(&command.replace("RUN", out)).succeeds();
+    }
+    assert_same_file(
+        &place.path(&format!("{out}/hf/model.safetensors")),
+        &place.path(&format!("again-{out}/model.safetensors")),
+    );
+}
+
+/// Asserts that training with these options is refused with a line that has all `words`, and no folder.
+fn assert_refused(place: &Place, options: &str, words: &[&str]) {
+    place.run(&format!("train run.toml --out refused {options}")).refuses(words);
+    assert!(!place.exists("refused"), "{options} leaves a folder");
 }

@@ -1,8 +1,7 @@
 //! Stages of a pipeline.
 
-use super::{as_ranks, assert_near, numbers};
+use super::{as_ranks, assert_like_one_process, assert_parts_are_whole, assert_refused, train_in_parts};
 use crate::place::{Place, assert_same_file};
-use crate::resume::recorded;
 
 /// A model of five blocks, in batches of eight sequences.
 const BLOCKS: &str = "--set model.layers=5 --set train.batch_size=8 --set train.micro_batch_size=1 --set schedule.kind=constant";
@@ -23,20 +22,8 @@ fn a_run_goes_on_in_other_stages_with_equal_bits() {
         place.train("whole", &format!("{sets} --set train.steps=10"));
         let meshes =
             [(2, 2, "none"), (1, 1, "none"), (4, 2, "optimizer"), (4, 4, "weights"), (4, 2, "gradients")];
-        for (n, of) in meshes.into_iter().enumerate() {
-            let (steps, resume) = (2 * n + 2, if n == 0 { "" } else { "--resume" });
-            place.train("parts", &format!("{sets} --set train.steps={steps} {} {resume}", mesh(of)));
-        }
-        let file = "hf/model.safetensors";
-        assert_same_file(&place.path(&format!("whole/{file}")), &place.path(&format!("parts/{file}")));
-        assert_eq!(recorded(&place, "parts"), recorded(&place, "whole"));
-        // One process goes on with the moments too.
-        for out in ["whole", "parts"] {
-            place.train(out, &format!("{sets} --set train.steps=11 --resume"));
-        }
-        let [a, b] = ["whole", "parts"]
-            .map(|out| place.path(&format!("{out}/checkpoints/step-11/rank-00000-00001.safetensors")));
-        assert_same_file(&a, &b);
+        train_in_parts(&place, "parts", meshes.map(mesh), &sets);
+        assert_parts_are_whole(&place, &sets, 10);
     }
 }
 
@@ -49,22 +36,8 @@ fn stages_evaluate_sample_and_export_like_one_process() {
     place.train("one", &sets);
     for of in [(2, 2, "none"), (4, 2, "none"), (4, 4, "none"), (4, 2, "weights")] {
         let out = format!("out-{}-{}-{}", of.0, of.1, of.2);
-
         place.train(&out, &format!("{sets} {}", mesh(of)));
-        for (kind, key) in [("step", "loss"), ("step", "grad_norm"), ("eval", "loss")] {
-            let [ours, alone] = [&*out, "one"].map(|out| numbers(&place, out, kind, key));
-            assert_near(&ours, &alone, 1e-5);
-        }
-        assert_eq!(place.records(&out, "sample").len(), 1);
-        assert_eq!(place.names(&format!("{out}/hf")), place.names("one/hf"));
-        for command in ["eval RUN", "generate RUN --prompt the --max-tokens 4", "export RUN --out again-RUN"]
-        {
-            place.run(&command.replace("RUN", &out)).succeeds();
-        }
-        assert_same_file(
-            &place.path(&format!("{out}/hf/model.safetensors")),
-            &place.path(&format!("again-{out}/model.safetensors")),
-        );
+        assert_like_one_process(&place, &out);
     }
 }
 
@@ -86,10 +59,7 @@ fn stages_begin_with_the_weights_of_a_folder() {
 #[test]
 fn stages_that_cannot_be_are_refused_with_what_works() {
     let place = Place::new();
-    let refused = |options: &str, words: &[&str]| {
-        place.run(&format!("train run.toml --out refused {options}")).refuses(words);
-        assert!(!place.exists("refused"), "{options} leaves a folder");
-    };
+    let refused = |options: &str, words: &[&str]| assert_refused(&place, options, words);
     refused(&format!("{BLOCKS} --ranks 4 --set parallel.pipeline=3"), &["parallel.pipeline", "4 ranks", "2"]);
     refused(
         &format!("{BLOCKS} --ranks 6 --set parallel.pipeline=6"),
@@ -109,7 +79,12 @@ fn a_plan_of_stages_has_their_blocks_and_how_long_one_waits() {
     let plan = "plan run.toml --gpus 4 --device-model h100 --set parallel.pipeline=2";
     let ran = place.run(&format!("{plan} {BLOCKS}")).succeeds();
     let line = ran.stdout.lines().find(|line| line.starts_with("stages ")).expect("a line on stages");
-    assert!(line.contains("of 3, 2 blocks") && line.contains("% of the step"), "{line}");
+    assert!(
+        line.contains("of 3, 2 blocks")
+            && line.contains("with blocks 0 to 2")
+            && line.contains("% of the step"),
+        "{line}"
+    );
     let one = place.run(&format!("{plan} {BLOCKS} --set parallel.pipeline=1")).succeeds();
     assert!(!one.stdout.contains("\nstages "), "{}", one.stdout);
 }

@@ -1,22 +1,11 @@
 //! Runs that go on with another number of ranks.
 
-use super::{SHARED, assert_near, numbers};
+use super::{SHARED, assert_near, assert_parts_are_whole, numbers, train_in_parts};
 use crate::place::{Place, assert_same_file};
-use crate::resume::recorded;
 
-/// Trains `out` in parts of two steps, each on another number of ranks, which share other state, in so many
-/// replicas.
-fn train_in_parts(place: &Place, out: &str, parts: &[(usize, &str, usize)], sets: &str) {
-    for (n, (ranks, shard, replicas)) in parts.iter().enumerate() {
-        let (steps, resume) = (2 * n + 2, if n == 0 { "" } else { "--resume" });
-        place.train(
-            out,
-            &format!(
-                "{sets} --set train.steps={steps} --ranks {ranks} --set parallel.shard={shard} --set \
-                 parallel.replicas={replicas} {resume}"
-            ),
-        );
-    }
+/// A mesh: ranks, the state that is cut, and replicas.
+fn mesh((ranks, shard, replicas): (usize, &str, usize)) -> String {
+    format!("--ranks {ranks} --set parallel.shard={shard} --set parallel.replicas={replicas}")
 }
 
 #[test]
@@ -28,18 +17,10 @@ fn in_any_world_not_a_bit_depends_on_the_ranks_that_go_on() {
     place.train("whole", &format!("{sets} --set train.steps=10"));
     // One process has no replicas, whatever the run file says.
     let parts = [(4, "none", 1), (4, "weights", 2), (4, "none", 1), (1, "gradients", 2), (4, "optimizer", 1)];
-    train_in_parts(&place, "parts", &parts, sets);
-    assert_same_file(&place.path("whole/hf/model.safetensors"), &place.path("parts/hf/model.safetensors"));
-    assert_eq!(recorded(&place, "parts"), recorded(&place, "whole"));
+    train_in_parts(&place, "parts", parts.map(mesh), sets);
     let files = place.names("parts/checkpoints/step-10");
     assert_eq!(files.iter().filter(|name| name.starts_with("rank-")).count(), 4, "{files:?}");
-    // One process goes on with the moments too.
-    for out in ["whole", "parts"] {
-        place.train(out, &format!("{sets} --set train.steps=11 --resume"));
-    }
-    let [a, b] = ["whole", "parts"]
-        .map(|out| place.path(&format!("{out}/checkpoints/step-11/rank-00000-00001.safetensors")));
-    assert_same_file(&a, &b);
+    assert_parts_are_whole(&place, sets, 10);
 }
 
 #[test]
@@ -48,7 +29,7 @@ fn other_ranks_go_on_with_the_same_tokens_and_losses() {
     let sets = format!("{SHARED} --set schedule.kind=constant --set eval.at_end=false");
     place.train("whole", &format!("{sets} --set train.steps=8"));
     let parts = [(4, "none", 1), (1, "weights", 1), (3, "gradients", 1), (4, "weights", 2)];
-    train_in_parts(&place, "parts", &parts, &sets);
+    train_in_parts(&place, "parts", parts.map(mesh), &sets);
     for (key, share) in [("loss", 1e-5), ("grad_norm", 1e-5), ("tokens", 0.0), ("epoch", 0.0)] {
         let [parts, whole] = ["parts", "whole"].map(|out| numbers(&place, out, "step", key));
         assert_eq!(whole.len(), 8);
@@ -66,7 +47,7 @@ fn a_chosen_micro_batch_size_that_more_ranks_cannot_share_is_chosen_again() {
     let sets = "--set train.batch_size=12 --set train.micro_batch_size=auto --set schedule.kind=constant --set eval.at_end=false";
     place.train("whole", &format!("{sets} --set train.steps=8"));
     let parts = [(1, "none", 1), (3, "weights", 1), (1, "gradients", 1), (2, "optimizer", 2)];
-    train_in_parts(&place, "parts", &parts, sets);
+    train_in_parts(&place, "parts", parts.map(mesh), sets);
     let [parts, whole] = ["parts", "whole"].map(|out| numbers(&place, out, "step", "loss"));
     assert_near(&parts, &whole, 1e-5);
 }

@@ -286,8 +286,8 @@ pub fn trace_loss(
     Ok(())
 }
 
-/// Zeros, f32.
-fn zeros(t: &mut Tracer, shape: &[usize]) -> ValueId {
+/// Zeros, f32, in place of what another stage of a pipeline computes.
+pub fn zeros(t: &mut Tracer, shape: &[usize]) -> ValueId {
     let ty = TensorType::new(DType::F32, Shape::new(shape));
     t.constant(&format!("zeros.{ty}"), ty, move || HostTensor::zeros(ty))
 }

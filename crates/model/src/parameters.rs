@@ -197,7 +197,7 @@ impl Architecture {
 }
 
 impl Architecture {
-    /// The part of each block in [`Architecture::flops_per_token`].
+    /// The part of each block in [`Architecture::flops_per_token`], without its norms and its router.
     pub(crate) fn block_flops(&self, seq_len: usize) -> Vec<f64> {
         let mut flops: Vec<f64> = self
             .layers

@@ -4,7 +4,7 @@ use crate::layout::Layout;
 use crate::training_spec::TrainingSpec;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use xtrain_model::decoder::{SumsOf, io};
+use xtrain_model::decoder::{SumsOf, io, zeros};
 use xtrain_model::optimizer::{Controls, Updated};
 use xtrain_model::{Architecture, DelayedScales, Experts, ParameterGroup, ParameterSpec};
 use xtrain_ops::balance_bias::BalanceBias;
@@ -23,7 +23,7 @@ use xtrain_program::{
     Delayed, Groups, Parallel, Parameter, ParameterCut, Program, Role, RowShard, Stage, StateKind,
     TraceError, Tracer, ValueId, WriteMode,
 };
-use xtrain_tensor::{DType, HostTensor, Shape, TensorType};
+use xtrain_tensor::{DType, Shape, TensorType};
 
 /// Names of the inputs and outputs that the update adds to [`xtrain_model::decoder::io`].
 pub mod update_io {
@@ -267,12 +267,6 @@ fn squares_of_stage(
         unit_elements.push(1);
     }
     Ok((t.emit(UnitSquares { unit_elements }, &values)?[0], squares_of))
-}
-
-/// Zeros, f32.
-fn zeros(t: &mut Tracer, shape: &[usize]) -> ValueId {
-    let ty = TensorType::new(DType::F32, Shape::new(shape));
-    t.constant(&format!("zeros.{ty}"), ty, move || HostTensor::zeros(ty))
 }
 
 /// The units of a gradient of which each rank has pieces of so many units.

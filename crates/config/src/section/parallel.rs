@@ -32,7 +32,7 @@ section! {
         /// Stages of consecutive blocks, each computed by equally many consecutive ranks, to which
         /// micro-batches pass one after the other. Must divide the number of ranks; with one process it has
         /// no effect. A step should have many more micro-batches than stages, which wait for each other at
-        /// its begin and its end.
+        /// its beginning and its end.
         #[schemars(range(min = 1, max = 64), extend("x-unit" = "stages"))]
         pub pipeline: usize = 1,
         /// Blocks of each stage, first stage first; if empty, stages take about the same time.

@@ -4,8 +4,8 @@
 //! and the edges between these. The rewrite asserts that the two computations are equal; this pass checks
 //! that the exchange is legal in the program. A rewrite changes no bit of a program's results.
 //!
-//! The pass runs last, after recomputation and the update, so that every op is fused once and no other pass
-//! sees a fused op. Rewrites are given in order of priority: each is applied to the whole program before the
+//! The pass runs after all others that change ops, so that every op is fused once and no such pass sees a
+//! fused op. Rewrites are given in order of priority: each is applied to the whole program before the
 //! next one. The caller selects them.
 
 use crate::program::instantiate;

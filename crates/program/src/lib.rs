@@ -4,7 +4,7 @@
 //! A training step has static shapes, so it is described once and run many times: model code traces ops
 //! ([`Tracer`]) → [`Program`] → passes → [`Plan`] → an executor. The passes of this crate, in the order in
 //! which they run: [`precision`], [`backward`], [`measure_casts`], [`save_fp8`], [`quantize`], [`wire`],
-//! [`recompute`], [`narrow`], [`shard`], [`refresh`], [`fuse`].
+//! [`recompute`], [`narrow`], [`shard`], [`refresh`], [`fuse`], [`overlap`].
 //!
 //! Invariants:
 //! - This crate names no op and no device. The caller passes in the ops that a pass inserts ([`PassOps`]) and
@@ -29,6 +29,7 @@ pub mod narrow;
 mod op;
 pub mod order;
 mod origin;
+pub mod overlap;
 mod parallel;
 pub mod pipeline;
 mod plan;

@@ -12,7 +12,7 @@ use xtrain_model::decoder::io;
 use xtrain_ops::{PassSet, rewrites};
 use xtrain_program::{
     Origin, Program, Root, Stage, StaticScale, ValueId, backward, fuse as rewriting, measure_casts,
-    narrow as narrowing, pipeline, precision, quantize, recompute, refresh, save_fp8, shard, wire,
+    narrow as narrowing, overlap, pipeline, precision, quantize, recompute, refresh, save_fp8, shard, wire,
 };
 
 /// A pass of the [`PIPELINE`].
@@ -161,6 +161,13 @@ pub const PIPELINE: &[Pass] = &[
             let wanted = rewrites::ALL.iter().filter(|rewrite| setting.wants(rewrite.name));
             Ok(rewriting::apply(program, wanted)?)
         },
+    },
+    Pass {
+        name: "overlap",
+        needs: &["fuse"],
+        guarantees: "tokens that ranks exchange are sent before kernels that do not need them",
+        calls: &["cost"],
+        run: |program, _| Ok(overlap::apply(program, &PassSet)),
     },
 ];
 

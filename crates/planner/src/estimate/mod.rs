@@ -67,6 +67,5 @@ fn is_cast(program: &Program, instance: &Instance) -> bool {
 }
 
 fn kernels_of(program: &Program, instance: &Instance) -> Vec<KernelCost> {
-    let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
-    instance.code.op().cost(&inputs, &outputs).kernels
+    program.cost(instance).kernels
 }

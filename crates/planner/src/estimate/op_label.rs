@@ -31,7 +31,7 @@ impl OpLabel {
             "bytes": work.bytes,
             "FLOPs": work.flops,
         });
-        let cost = instance.code.op().cost(&program.input_types(instance), &program.output_types(instance));
+        let cost = program.cost(instance);
         if cost.sent_bytes > 0.0 {
             args["sent bytes"] = json!(cost.sent_bytes);
         }

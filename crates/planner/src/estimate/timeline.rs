@@ -410,9 +410,7 @@ fn seconds(
 ) -> f64 {
     match instance.code.op().collective() {
         Some((collective, groups)) => {
-            let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
-            let sent_bytes = instance.code.op().cost(&inputs, &outputs).sent_bytes;
-            device.network.seconds(collective, groups, world_size, sent_bytes)
+            device.network.seconds(collective, groups, world_size, program.cost(instance).sent_bytes)
         }
         None => instance_seconds(program, instance, &device.rates, is_first),
     }

@@ -17,6 +17,6 @@ impl OpWork {
     pub fn from_instance(program: &Program, instance: &Instance) -> Self {
         let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
         let bytes = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
-        OpWork { flops: instance.code.op().cost(&inputs, &outputs).flops(), bytes }
+        OpWork { flops: program.cost(instance).flops(), bytes }
     }
 }

@@ -13,7 +13,7 @@ pub use differentiate::{Backward, Differentiable};
 pub use instantiate::TraceError;
 pub(crate) use instantiate::instantiate;
 
-use crate::{Lane, Op, Origin, Phase, RowShard, StateKind, Storage, Value, ValueId, When};
+use crate::{Cost, Lane, Op, Origin, Phase, RowShard, StateKind, Storage, Value, ValueId, When};
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_rank::Groups;
@@ -253,10 +253,14 @@ impl Program {
         instance.outputs.iter().map(|o| self.ty(o.value)).collect()
     }
 
+    /// The work of one run of an instance.
+    pub fn cost(&self, instance: &Instance) -> Cost {
+        instance.code.op().cost(&self.input_types(instance), &self.output_types(instance))
+    }
+
     /// Floating-point operations of the instances for which `include` returns true.
     pub fn flops(&self, include: impl Fn(&Instance) -> bool) -> f64 {
-        let cost = |i: &Instance| i.code.op().cost(&self.input_types(i), &self.output_types(i)).flops();
-        self.instances.iter().filter(|i| include(i)).map(cost).sum()
+        self.instances.iter().filter(|i| include(i)).map(|i| self.cost(i).flops()).sum()
     }
 }
 

@@ -116,7 +116,7 @@ const KEPT_FOR_A_THREAD: usize = 8 << 20;
 
 /// Upper bound of the bytes that the GEMMs of an instance use besides their operands.
 fn gemm_bytes(program: &Program, instance: &Instance, threads: usize) -> usize {
-    let cost = instance.code.op().cost(&program.input_types(instance), &program.output_types(instance));
+    let cost = program.cost(instance);
     let bytes = |kernel: &KernelCost| match kernel.arithmetic {
         Arithmetic::Gemm { mnk, operands, .. } => gemm_work_bytes(mnk, operands, kernel.times, threads),
         Arithmetic::None | Arithmetic::Attention { .. } => 0,

@@ -61,6 +61,7 @@ fn run(command: cli::Command, place: &Place) -> Result<ExitCode, Failure> {
     match &command {
         cli::Command::Train(args) => return commands::train::run(args, place),
         cli::Command::Bench(cli::BenchCommand::Comm(args)) => return commands::bench_comm::run(args, place),
+        cli::Command::Bench(cli::BenchCommand::Step(args)) => return commands::bench::step(args, place),
         cli::Command::Eval(args) => return commands::eval::run(args, place),
         cli::Command::Tokenize(args) => return commands::tokenize::run(args),
         cli::Command::Inspect(args) => return commands::inspect::run(args),
@@ -75,7 +76,9 @@ fn run(command: cli::Command, place: &Place) -> Result<ExitCode, Failure> {
         | cli::Command::Tokenize(_)
         | cli::Command::Inspect(_)
         | cli::Command::Blame(_)
-        | cli::Command::Bench(cli::BenchCommand::Comm(_)) => unreachable!("it has run"),
+        | cli::Command::Bench(cli::BenchCommand::Comm(_) | cli::BenchCommand::Step(_)) => {
+            unreachable!("it has run")
+        }
         cli::Command::Plan(args) => commands::plan::run(&args),
         cli::Command::Generate(args) => commands::generate::run(&args),
         cli::Command::Chat(args) => commands::chat::run(&args),
@@ -83,7 +86,6 @@ fn run(command: cli::Command, place: &Place) -> Result<ExitCode, Failure> {
         cli::Command::Report(args) => commands::report::run(&args),
         cli::Command::Compare(args) => commands::compare::run(&args),
         cli::Command::Doctor(args) => commands::doctor::run(&args),
-        cli::Command::Bench(cli::BenchCommand::Step(args)) => commands::bench::step(&args),
         cli::Command::Bench(cli::BenchCommand::Op(args)) => commands::bench::op(&args),
         cli::Command::Bench(cli::BenchCommand::Gemm(args)) => commands::bench_ops::gemm(&args),
         cli::Command::Bench(cli::BenchCommand::Fp8(args)) => commands::bench_fp8::fp8(&args),

@@ -223,7 +223,7 @@ fn refuse_several(command: &Command, environment: &Environment) -> Result<(), Fa
         return Ok(());
     }
     Err(Failure::user(format!(
-        "only `xtrain train`, `xtrain eval --task` and `xtrain bench comm` run in several processes, and {} has started {}; start this command once, without {}",
+        "only `xtrain train`, `xtrain eval --task`, `xtrain bench step` and `xtrain bench comm` run in several processes, and {} has started {}; start this command once, without {}",
         environment.launcher, world.rank.world_size, environment.launcher
     )))
 }

@@ -100,8 +100,7 @@ pub fn comm(process_group: &ProcessGroup, options: &CommOptions) -> Result<CommS
 
 fn measure(process_group: &ProcessGroup, options: &CommOptions) -> Result<CommSpeeds, RunError> {
     process_group.compare_options(&options.by_name())?;
-    let visible = if options.device == Device::Cpu { 0 } else { Processor::visible_gpus() };
-    let gpu = if visible == 0 { 0 } else { process_group.gpu(visible)? };
+    let gpu = process_group.gpu(options.device)?;
     let processor =
         Processor::choose_at(options.device, gpu).map_err(|error| RunError::Refused(error.to_string()))?;
     let (device, target) = (processor.describe(), processor.target());

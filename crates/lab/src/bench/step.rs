@@ -3,7 +3,7 @@
 use super::op_bench::{Ceiling, OpBench, OpBenchOptions};
 use super::tokens::Tokens;
 use serde::Serialize;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_config::{Config, ParallelConfig, Parsed};
@@ -23,7 +23,7 @@ use xtrain_step::learner::{IN_FLIGHT, Learner, Overflow, Step, StepResult};
 use xtrain_step::programs;
 use xtrain_step::training_spec::TrainingSpec;
 use xtrain_train::error::RunError;
-use xtrain_train::process_group::transport;
+use xtrain_train::process_group::{ProcessGroup, transport};
 use xtrain_train::spec::plan_for;
 
 /// Length of the measurement.
@@ -39,6 +39,21 @@ pub struct BenchOptions {
     pub rank_of: Option<RankOf>,
     /// The routing to experts, if routers do not choose it.
     pub routing: Option<Routing>,
+}
+
+impl BenchOptions {
+    /// The options and the run file with their names, which all ranks must have alike.
+    fn by_name(&self, config: &Config) -> Vec<(String, String)> {
+        let routing = self.routing.map_or("that of routers", Routing::name);
+        let options = [
+            ("the run file", config.to_toml()),
+            ("--warmup", self.warmup.to_string()),
+            ("--repeats", self.repeats.to_string()),
+            ("--steps", self.steps.to_string()),
+            ("--routing", routing.to_owned()),
+        ];
+        options.map(|(name, value)| (name.to_owned(), value)).into()
+    }
 }
 
 /// A fixed routing of tokens to experts, the same in every block and step.
@@ -114,8 +129,10 @@ pub struct RankSpeed {
 /// Speed of a training step.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepSpeed {
-    /// Its device.
+    /// The device of a rank.
     pub device: String,
+    /// The number of ranks that ran it.
+    pub ranks: usize,
     /// `fp32`, `bf16`, ..
     pub precision: String,
     /// Source of the tokens: `shards`, those of the run file, or `random`.
@@ -132,7 +149,7 @@ pub struct StepSpeed {
     pub tflops: f64,
     /// Their share of the GPU's dense bf16 peak, if that is known.
     pub mfu: Option<f64>,
-    /// Best rates of the processor, measured after the steps; not after those of one of several ranks.
+    /// Best rates of the processor, measured after the steps of a run of one process.
     pub ceiling: Option<Ceiling>,
     /// The rate of operations as a share of the ceiling's GEMM.
     pub of_product: Option<f64>,
@@ -152,6 +169,7 @@ pub struct StepSpeed {
 /// A learner of a run file with fresh weights, and what it runs on.
 pub(super) struct StepBench {
     pub(super) learner: Learner,
+    process_group: ProcessGroup,
     config: Config,
     tokens: Tokens,
     device: String,
@@ -165,62 +183,100 @@ pub(super) struct StepBench {
 }
 
 impl StepBench {
+    /// The bench of a run by all ranks of `process_group`, or by rank 0 of those of `rank_of`.
     pub(super) fn new(
         parsed: &Parsed,
+        process_group: &ProcessGroup,
         rank_of: Option<RankOf>,
         routing: Option<Routing>,
     ) -> Result<StepBench, RunError> {
-        let processor = Processor::for_config(&parsed.config)?;
+        let gpu = process_group.gpu(parsed.config.train.device)?;
+        let processor = Processor::for_config_at(&parsed.config, gpu)?;
         let mut parsed = parsed.clone();
-        if rank_of.is_none() {
+        if rank_of.is_none() && process_group.is_alone() {
             // The step of one process, which measures the device.
             parsed.config.parallel = ParallelConfig::default();
         }
-        let rank = Rank::first_of(rank_of.map_or(1, |rank_of| rank_of.ranks));
+        let rank = rank_of.map_or(process_group.rank(), |rank_of| Rank::first_of(rank_of.ranks));
         let planned = plan_for(&parsed, processor.target(), rank)?;
         let measured = Device::new(&processor, planned.spec.recipe, rayon::current_num_threads());
-        let (planned, choice) = choose::decide(planned, &measured)?;
-        if let Some(choice) = choice.filter(|choice| !choice.is_usual()) {
-            tracing::info!("chosen: {choice}");
-        }
-        let mut planned = fp8_skip::decide(planned, &processor)?;
+        let choose = |planned| {
+            let (planned, choice) = choose::decide(planned, &measured)?;
+            if let Some(choice) = choice.filter(|choice| !choice.is_usual()) {
+                tracing::info!("chosen: {choice}");
+            }
+            let planned = fp8_skip::decide(planned, &processor)?;
+            fit::check(&planned, &processor, process_group.processes_here())?;
+            Ok((planned, ()))
+        };
+        let (mut planned, _) = process_group.settings(planned, &processor, choose)?;
         if let Some(routing) = routing {
             planned.spec.fixed_routing = Some(routing.of_model(&planned.spec)?);
         }
         let free_before = processor.available_bytes();
-        fit::check(&planned, &processor, 1)?;
         let (device, target, peak_flops) = (processor.describe(), processor.target(), processor.peak_flops());
         let rank = rank_of.map(|rank_of| of_rank(&planned, &measured, rank_of)).transpose()?;
-        let config: Config = planned.resolved.config;
-        let tokens = Tokens::open(&config, planned.spec.model.vocab_size)?;
-        let engine = match &rank {
-            Some((communicator, _)) => processor.engine_of_absent_ranks(communicator.clone()),
-            None => processor.engine(Checks::default()),
+        let Planned { resolved, spec, .. } = planned;
+        let config: Config = resolved.config;
+        let tokens = Tokens::open(&config, spec.model.vocab_size)?;
+        // All ranks connect at once, before rank 0 prepares programs alone.
+        let path = process_group.data_path(&processor, &config.parallel)?;
+        let load = |choices_of_rank_0: Option<BTreeMap<String, String>>| {
+            processor.adopt(&choices_of_rank_0.unwrap_or_default());
+            let engine = match &rank {
+                Some((communicator, _)) => processor.engine_of_absent_ranks(communicator.clone()),
+                None => processor.engine_of_rank(Checks::default(), process_group.communicator(), path),
+            };
+            Ok(Learner::new(engine.map_err(LearnError::from)?, spec, config.train.seed)?)
         };
-        let engine = engine.map_err(LearnError::from)?;
-        let mut learner = Learner::new(engine, planned.spec, config.train.seed)?;
+        let mut learner = process_group.after_first(load, |learner| learner.weights().engine().choices())?;
         learner.weights().initialize(config.train.seed, config.model.init_std)?;
-        Ok(StepBench { learner, config, tokens, device, target, peak_flops, free_before, rank })
+        let process_group = process_group.clone();
+        Ok(StepBench {
+            learner,
+            process_group,
+            config,
+            tokens,
+            device,
+            target,
+            peak_flops,
+            free_before,
+            rank,
+        })
     }
 
-    /// Launches the `n`-th micro-step of `step`. It is the `launched`-th of all.
+    /// Launches this rank's `n`-th micro-step of `step`. It is the `launched`-th of all.
     pub(super) fn micro_step(&mut self, step: &Step, n: usize, launched: usize) -> Result<(), RunError> {
         let StepBench { learner, tokens, .. } = self;
-        let batch = tokens.batch(learner.spec(), launched)?;
-        learner.name_sources(&tokens.sources(learner.spec(), launched))?;
+        let Rank { index, world_size } = learner.spec().parallel.data_rank();
+        let number = launched * world_size + index;
+        let batch = tokens.batch(learner.spec(), number)?;
+        learner.name_sources(&tokens.sources(learner.spec(), number))?;
         Ok(learner.micro_step(step, n, &batch)?)
     }
 }
 
-/// Measures the step of a run file as a run makes it: inputs are written for each step, and results are
-/// fetched and read late.
-pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunError> {
+/// Measures the step of a run file as the ranks of `process_group` make it: inputs are written for each step,
+/// and results are fetched and read late. All ranks call it.
+pub fn step(
+    parsed: &Parsed,
+    process_group: &ProcessGroup,
+    options: BenchOptions,
+) -> Result<StepSpeed, RunError> {
+    measure(parsed, process_group, options).map_err(|error| process_group.fail(error))
+}
+
+fn measure(
+    parsed: &Parsed,
+    process_group: &ProcessGroup,
+    options: BenchOptions,
+) -> Result<StepSpeed, RunError> {
     let begun = Instant::now();
-    let mut bench = StepBench::new(parsed, options.rank_of, options.routing)?;
-    let ranks = bench.learner.spec().parallel.rank.world_size;
+    process_group.compare_options(&options.by_name(&parsed.config))?;
+    let mut bench = StepBench::new(parsed, process_group, options.rank_of, options.routing)?;
     let micro_steps = bench.learner.spec().micro_steps(bench.config.train.batch_size);
     let all_tokens = bench.config.step_tokens();
-    let step_tokens = all_tokens / ranks as u64;
+    let step_tokens = all_tokens / options.rank_of.map_or(1, |rank_of| rank_of.ranks as u64);
 
     let (mut number, mut loss) = (0, f64::NAN);
     let mut run = |bench: &mut StepBench, steps: usize| -> Result<f64, RunError> {
@@ -252,7 +308,17 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
     for _ in 0..options.repeats.max(1) {
         measured.push(run(&mut bench, options.steps.max(1))?);
     }
-    let StepBench { mut learner, config, tokens, device, target, peak_flops, free_before, rank } = bench;
+    let StepBench {
+        mut learner,
+        process_group,
+        config,
+        tokens,
+        device,
+        target,
+        peak_flops,
+        free_before,
+        rank,
+    } = bench;
     let taken = |free: u64| Some(free_before?.saturating_sub(free));
     let card_bytes = match target {
         Target::Cpu => None,
@@ -261,11 +327,14 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
     let planned_bytes = learner.memory_bytes() as u64;
     let spec = learner.spec().clone();
     drop(learner);
-    let ceiling = if rank.is_none() { Some(ceiling(&config)?) } else { None };
+    process_group.finish()?;
+    let ranks = process_group.rank().world_size;
+    let ceiling = if rank.is_none() && process_group.is_alone() { Some(ceiling(&config)?) } else { None };
     let seconds = median(&measured);
     let flops = spec.model.flops_per_token(config.data.seq_len) * step_tokens as f64 / seconds;
     Ok(StepSpeed {
         device,
+        ranks,
         precision: spec.recipe.name().into(),
         data: tokens.name(),
         tokens: step_tokens,
@@ -273,7 +342,7 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
         measured,
         tokens_per_second: step_tokens as f64 / seconds,
         tflops: flops / 1e12,
-        mfu: peak_flops.map(|peak| flops / peak),
+        mfu: peak_flops.map(|peak| flops / (peak * ranks as f64)),
         ceiling,
         of_product: ceiling.map(|ceiling| flops / 1e12 / ceiling.tflops),
         planned_bytes,
@@ -374,7 +443,7 @@ mod tests {
             device = "cpu"
         "#;
         let parsed = Config::parse(Path::new("run.toml"), run.as_bytes(), &[""; 0]).expect("it is valid");
-        let mut bench = StepBench::new(&parsed, None, None).expect("it fits");
+        let mut bench = StepBench::new(&parsed, &ProcessGroup::alone(), None, None).expect("it fits");
         let step = Step { number: 0, lr: LR, counts: TokenCounts::full(16), micro_steps: 1 };
         bench.micro_step(&step, 0, 0).expect("a micro-step");
         let ticket = bench.learner.fetch().expect("a result");
@@ -388,14 +457,16 @@ mod tests {
                    [train]\nsteps = 1\nbatch_size = 4\ndevice = 'cpu'\n";
         let parsed =
             |run: &str| Config::parse(Path::new("run.toml"), run.as_bytes(), &[""; 0]).expect("valid");
-        let error =
-            StepBench::new(&parsed(run), None, Some(Routing::Zipf)).err().map(|error| error.to_string());
+        let error = StepBench::new(&parsed(run), &ProcessGroup::alone(), None, Some(Routing::Zipf))
+            .err()
+            .map(|error| error.to_string());
         assert_eq!(error.as_deref(), Some("the model has no experts, so there is no routing to fix"));
         let experts = "[experts]\ncount = 4\nper_token = 2\nffn_dim = 16\n[data]";
         let mixture = run.replace("[model]", "[model]\nfamily = 'mixtral'").replace("[data]", experts);
         let mixture = parsed(&mixture);
         let loads = |routing| {
-            let mut bench = StepBench::new(&mixture, None, Some(routing)).expect("it fits");
+            let mut bench =
+                StepBench::new(&mixture, &ProcessGroup::alone(), None, Some(routing)).expect("it fits");
             let step = Step { number: 0, lr: LR, counts: TokenCounts::full(128), micro_steps: 1 };
             bench.micro_step(&step, 0, 0).expect("a micro-step");
             let ticket = bench.learner.fetch().expect("a result");
@@ -418,7 +489,7 @@ mod tests {
             let parsed = Config::parse(Path::new("run.toml"), run.as_bytes(), &set).expect("it is valid");
             let rank_of = Some(RankOf { ranks: 3, stretch: true, nic: Some(1e7), ranks_per_node: 1 });
             let options = BenchOptions { warmup: 0, repeats: 1, steps: 1, rank_of, routing: None };
-            let speed = step(&parsed, options).expect("a speed");
+            let speed = step(&parsed, &ProcessGroup::alone(), options).expect("a speed");
             let rank = speed.rank.expect("a rank");
             assert_eq!(rank.plan_bytes, speed.planned_bytes, "{shard}");
             assert_eq!(rank.sent_bytes, Some(rank.plan_sent_bytes), "{shard}");

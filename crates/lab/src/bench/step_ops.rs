@@ -12,6 +12,7 @@ use xtrain_runtime::{TimedWork, Timing};
 use xtrain_step::error::LearnError;
 use xtrain_step::learner::Step;
 use xtrain_train::error::RunError;
+use xtrain_train::process_group::ProcessGroup;
 
 /// Time of an op's instances at a site, over all blocks, in a step.
 #[derive(Clone, Debug, Serialize)]
@@ -36,7 +37,7 @@ pub struct OpSpeed {
 /// they are no longer finite.
 pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
     let ceiling = ceiling(&parsed.config)?;
-    let mut bench = StepBench::new(parsed, None, None)?;
+    let mut bench = StepBench::new(parsed, &ProcessGroup::alone(), None, None)?;
     let id = bench.learner.program();
     let counts = TokenCounts::full(bench.learner.spec().batch.tokens() as u64);
     let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();

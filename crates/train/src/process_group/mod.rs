@@ -8,6 +8,7 @@
 
 mod facts;
 mod folder;
+mod settings;
 pub mod transport;
 
 pub(crate) use facts::Facts;
@@ -17,6 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
+use xtrain_config::Device;
 use xtrain_distributed::{
     Alone, Cause, Channel, CommError, Communicator, Control, Environment, Fault, Secret, StartOptions,
     TcpCommunicator,
@@ -24,6 +26,7 @@ use xtrain_distributed::{
 use xtrain_evaluation::Gather;
 use xtrain_rank::Rank;
 use xtrain_runtime::EngineError;
+use xtrain_step::engine::Processor;
 use xtrain_step::error::LearnError;
 
 /// Time-out of collectives until the first step of a process is done, in which it compiles kernels.
@@ -103,16 +106,18 @@ impl ProcessGroup {
     }
 
     /// The number of processes of the run on this node.
-    pub(crate) fn processes_here(&self) -> usize {
+    pub fn processes_here(&self) -> usize {
         self.ranks.as_ref().map_or(1, |ranks| ranks.environment.world.local_rank.world_size)
     }
 
-    /// The index of the GPU of this process among the `visible` ones.
+    /// The index of the GPU of this process among those that it sees; 0 for a CPU.
     ///
     /// # Errors
     /// There are fewer GPUs than ranks of this node.
-    pub fn gpu(&self, visible: usize) -> Result<usize, RunError> {
-        let index = self.ranks.as_ref().map_or(Ok(0), |ranks| ranks.environment.gpu(visible));
+    pub fn gpu(&self, device: Device) -> Result<usize, RunError> {
+        let visible = if device == Device::Cpu { 0 } else { Processor::visible_gpus() };
+        let ranks = self.ranks.as_ref().filter(|_| visible > 0);
+        let index = ranks.map_or(Ok(0), |ranks| ranks.environment.gpu(visible));
         index.map_err(|error| RunError::Refused(error.to_string()))
     }
 

@@ -1,14 +1,13 @@
-//! The settings that a run file leaves open: rank 0 chooses them for all ranks.
+//! How rank 0 chooses the settings that a run file leaves open.
 
 use super::setup::Setup;
 use crate::error::RunError;
 use crate::position;
-use serde_json::Value;
 use xtrain_planner::choose::{self, Choice};
 use xtrain_planner::describe::{warn_of_distant_experts, warn_of_no_fp8};
 use xtrain_planner::estimate::{Device, RunTime};
 use xtrain_planner::planned::Planned;
-use xtrain_planner::{fit, fp8_skip, tunable};
+use xtrain_planner::{fit, fp8_skip};
 use xtrain_step::engine::Processor;
 use xtrain_step::error::LearnError;
 use xtrain_step::programs;
@@ -30,26 +29,20 @@ impl Setup<'_> {
         device: Option<&Device>,
         processor: &Processor,
     ) -> Result<Settings, RunError> {
-        if let Some(device) = device {
-            let settings = self.choose(planned, device, processor)?;
-            let Planned { resolved, lacks_memory, .. } = &settings.planned;
-            let values: Vec<Value> = tunable::decided().map(|field| (field.get)(&resolved.config)).collect();
-            self.process_group.decide(|| Ok((values, *lacks_memory)))?;
-            return Ok(settings);
-        }
-        let no_choice = || Err(RunError::Refused("a rank other than 0 does not choose".into()));
-        let (values, lacks_memory): (Vec<Value>, bool) = self.process_group.decide(no_choice)?;
-        let mut decided = tunable::decided().zip(values);
-        let mut planned =
-            planned.try_changed(|config| decided.try_for_each(|(field, value)| field.set(config, value)))?;
-        planned.lacks_memory = lacks_memory;
-        fit::check(&planned, processor, self.process_group.processes_here())?;
-        Ok(Settings { planned, report_lines: Vec::new() })
+        let no_device = || RunError::Refused("rank 0 has no device to choose for".into());
+        let choose = |planned| self.choose(planned, device.ok_or_else(no_device)?, processor);
+        let (planned, report_lines) = self.process_group.settings(planned, processor, choose)?;
+        Ok(Settings { planned, report_lines: report_lines.unwrap_or_default() })
     }
 
     /// Chooses on rank 0, and warns of a recipe that leaves everything in bf16. A resumed run keeps what it
     /// began with, unless it is asked for something else.
-    fn choose(&self, planned: Planned, device: &Device, processor: &Processor) -> Result<Settings, RunError> {
+    fn choose(
+        &self,
+        planned: Planned,
+        device: &Device,
+        processor: &Processor,
+    ) -> Result<(Planned, Vec<String>), RunError> {
         let (planned, choice) = match &self.before {
             None => choose::decide(planned, device)?,
             Some(before) => {
@@ -67,7 +60,7 @@ impl Setup<'_> {
         fits.map_err(RunError::from).map_err(|error| if is_kept { choosing_again(error) } else { error })?;
         let position = self.resumed().map(position::position).transpose()?.flatten();
         let report_lines = report_lines(&planned, choice, device, position.map_or(0, |at| at.step))?;
-        Ok(Settings { planned, report_lines })
+        Ok((planned, report_lines))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{exchange, position, run_file, source, static_scales, tasks};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
-use xtrain_config::{Config, Device as DeviceChoice, Facts, Parsed};
+use xtrain_config::{Config, Facts, Parsed};
 use xtrain_data::{DataError, TokenStream};
 use xtrain_evaluation::CheckedTask;
 use xtrain_evaluation::loss::Evaluator;
@@ -103,9 +103,7 @@ impl<'a> Setup<'a> {
     /// The processor of this rank.
     pub(super) fn processor(&self) -> Result<Processor, RunError> {
         let config = &self.parsed.config;
-        let visible = if config.train.device == DeviceChoice::Cpu { 0 } else { Processor::visible_gpus() };
-        let gpu = if visible == 0 { 0 } else { self.process_group.gpu(visible)? };
-        Ok(Processor::for_config_at(config, gpu)?)
+        Ok(Processor::for_config_at(config, self.process_group.gpu(config.train.device)?)?)
     }
 
     /// The device for which time is estimated and settings are chosen, with measured rates on a CPU or if

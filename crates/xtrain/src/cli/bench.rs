@@ -137,10 +137,13 @@ pub(crate) struct BenchAttentionArgs {
   xtrain bench step run.toml
   xtrain bench step run.toml --set train.recompute=norms --repeats 5 --json
   xtrain bench step run.toml --routing zipf
+  xtrain bench step run.toml --gpus 2 --set parallel.shard=weights
   xtrain bench step run.toml --rank-of 8 --set parallel.shard=weights")]
 pub(crate) struct BenchStepArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
+    #[command(flatten)]
+    pub(crate) processes: Processes,
     /// Steps to run before measuring
     #[arg(long, default_value_t = 5, value_parser = bounded(0..=1_000_000))]
     pub(crate) warmup: usize,
@@ -157,7 +160,7 @@ pub(crate) struct BenchStepArgs {
     pub(crate) routing: Option<Routing>,
     /// Measure rank 0 of this many on one device, with its part of the state. Copies within the device
     /// replace collectives
-    #[arg(long, value_name = "N", value_parser = bounded(2..=1024))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["gpus", "ranks"], value_parser = bounded(2..=1024))]
     pub(crate) rank_of: Option<usize>,
     /// Let each collective take at least the time that `xtrain plan` assumes
     #[arg(long, requires = "rank_of")]

@@ -133,6 +133,7 @@ impl Command {
         match self {
             Command::Train(args) => Some(&args.processes),
             Command::Bench(BenchCommand::Comm(args)) => Some(&args.processes),
+            Command::Bench(BenchCommand::Step(args)) => Some(&args.processes),
             Command::Eval(args) if !args.task.is_empty() => Some(&args.processes),
             _ => None,
         }

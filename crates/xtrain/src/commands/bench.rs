@@ -2,25 +2,44 @@
 
 use crate::cli::{BenchOpArgs, BenchStepArgs};
 use crate::failure::Failure;
+use crate::ranks::{self, Place};
 use crate::terminal;
+use std::path::Path;
+use std::process::ExitCode;
+use xtrain_config::Override;
 use xtrain_lab::bench::{self, BenchOptions, OpSpeed, RankOf, RankSpeed, StepSpeed};
 use xtrain_report::metrics::format;
 use xtrain_train::run_file;
 
+/// The folder beside which ranks of several machines find their secret.
+const FOLDER: &str = "bench-step";
+
 /// `xtrain bench step`.
-pub(crate) fn step(args: &BenchStepArgs) -> Result<(), Failure> {
-    let parsed = run_file::load(&args.run.file, &args.run.set)?;
-    terminal::use_threads(parsed.config.train.threads)?;
+pub(crate) fn step(args: &BenchStepArgs, place: &Place) -> Result<ExitCode, Failure> {
+    let mut overrides: Vec<Override> = args.run.set.iter().map(|set| Override::Set(set.clone())).collect();
+    overrides.extend(args.processes.device(&args.run.set)?);
+    let parsed = run_file::load(&args.run.file, &overrides)?;
+    if let Some(count) = args.processes.gpus.filter(|_| place.is_first()) {
+        ranks::check_gpus(count)?;
+    }
+    if let Some(count) = place.launches(&args.processes) {
+        parsed.check_shared(count)?;
+        return Ok(ranks::exit_code(ranks::launch(count)?));
+    }
+    terminal::use_share_of_threads(parsed.config.train.threads, place.local_world_size())?;
+    let process_group = place.join(&parsed.config.parallel, Path::new(FOLDER))?;
     let BenchStepArgs { rank_of, stretch, link, gpus_per_node, warmup, repeats, steps, routing, .. } = *args;
     let of = |ranks| RankOf { ranks, stretch, nic: link, ranks_per_node: gpus_per_node };
     let rank_of = rank_of.map(of);
     let options = BenchOptions { warmup, repeats, steps, rank_of, routing };
-    let speed = bench::step(&parsed, options)?;
-    match args.json {
-        true => terminal::print_json(&speed),
-        false => terminal::print(&table(&speed)),
+    let speed = bench::step(&parsed, &process_group, options)?;
+    if place.is_first() {
+        let _ = match args.json {
+            true => terminal::print_json(&speed)?,
+            false => terminal::print(&table(&speed))?,
+        };
     }
-    .map(|_| ())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// `xtrain bench op`.
@@ -64,7 +83,13 @@ pub(crate) fn op(args: &BenchOpArgs) -> Result<(), Failure> {
 fn table(speed: &StepSpeed) -> String {
     let mut out = String::new();
     let mut line = |name: &str, value: String| out.push_str(&format!("{name:<28}{value}\n"));
-    line("device", speed.device.clone());
+    line(
+        "device",
+        match speed.ranks {
+            1 => speed.device.clone(),
+            ranks => format!("{ranks} ranks, each on {}", speed.device),
+        },
+    );
     line("precision", speed.precision.clone());
     line("tokens of", speed.data.to_owned());
     line("tokens a step", format::grouped(speed.tokens));

@@ -18,7 +18,7 @@ use xtrain_evaluation::error::EvaluationError;
 use xtrain_evaluation::{CheckedTask, Exchange, ScoredModel, answer_generator, answer_tokens, model_name};
 use xtrain_model::Recipe;
 use xtrain_report::scores::{Earlier, ScoresFolder, summaries};
-use xtrain_step::engine::{Processor, ProcessorChoice};
+use xtrain_step::engine::ProcessorChoice;
 use xtrain_step::generate::Generator;
 use xtrain_step::scored_shape::ScoredShape;
 use xtrain_step::scoring::Scorer;
@@ -198,9 +198,7 @@ impl NamedModel<'_> {
             (_, Some(_)) => Device::Cpu,
             _ => self.args.on.device,
         };
-        let visible = if device == Device::Cpu { 0 } else { Processor::visible_gpus() };
-        let gpu = if visible == 0 { 0 } else { self.process_group.gpu(visible)? };
-        let place = ProcessorChoice { device, gpu, choices };
+        let place = ProcessorChoice { device, gpu: self.process_group.gpu(device)?, choices };
         let mut opened = open(&self.args.model.model, step, place, precision)?;
         // The scores are to be those of the run's own evaluation, also where tokens share scales.
         opened.read_scales()?;

@@ -201,6 +201,29 @@ fn one_of_several_ranks_is_measured_on_one_device() {
 }
 
 #[test]
+fn a_step_is_measured_on_all_ranks() {
+    let place = Place::new();
+    let quick = "--warmup 0 --repeats 2 --steps 1 --set train.micro_batch_size=1";
+    let mixture = "--set model.family=mixtral --set experts.count=4 --set experts.ffn_dim=12 --routing uniform";
+    let meshes = [
+        "--set parallel.shard=weights".to_owned(),
+        "--set parallel.pipeline=2".to_owned(),
+        format!("--set parallel.expert=2 {mixture}"),
+    ];
+    for mesh in meshes {
+        let speed = json(&place, &format!("step run.toml --ranks 2 {mesh} {quick}"));
+        assert_eq!((&speed["ranks"], &speed["tokens"], &speed["rank"]), (&2.into(), &64.into(), &Value::Null));
+        assert!(speed["loss"].as_f64().is_some_and(|loss| loss > 1.0), "{speed}");
+    }
+    let table = place.run(&format!("bench step run.toml --ranks 2 {quick}")).succeeds().stdout;
+    assert!(table.contains("2 ranks, each on CPU"), "{table}");
+    assert_eq!(place.names(""), ["a.txt", "b.txt", "continued.toml", "run.toml"]);
+    place.run(&format!("bench step run.toml --ranks 2 --routing zipf {quick}")).refuses(&["no experts"]);
+    place.run("bench step run.toml --ranks 2 --rank-of 2").refuses(&["--rank-of", "--ranks"]);
+    place.run("bench step run.toml --ranks 3").refuses(&["3"]);
+}
+
+#[test]
 fn collectives_are_measured_between_processes() {
     let place = Place::new();
     let quick = "--size 64KiB --size 100KB --repeats 1 --runs 2";

@@ -1,7 +1,6 @@
 //! A planned run: its configuration, and the specification of its training step.
 
 use crate::error::PlanError;
-use crate::tunable::LARGEST_CAPACITY;
 use crate::tunable::{Field, TunedStep};
 use crate::{hf_names, static_scales, wire};
 use std::collections::BTreeMap;
@@ -167,12 +166,6 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
         model,
     };
     check_sizes(&spec, c.train.batch_size)?;
-    if c.train.check_numerics && spec.room().is_some() {
-        return Err(PlanError::Refused(format!(
-            "train.check_numerics = true needs room for every routing, since a step whose rows of experts do not fit is not finite and \
-             is repeated; set experts.capacity = {LARGEST_CAPACITY}, and for less memory a smaller train.micro_batch_size"
-        )));
-    }
     spec.fp8.static_scales = static_scales::check(&resolved, &spec)?;
     spec.fp8.wire = wire::is_fp8(&spec, c.experts.wire.unwrap_or(Wire::Auto))?;
     if c.checkpoint.export_hf && c.checkpoint.export_dtype == Some(ExportDtype::Fp8) {

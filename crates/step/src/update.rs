@@ -310,7 +310,8 @@ fn rows_needed(program: &Program, spec: &TrainingSpec) -> Vec<Option<ValueId>> {
 }
 
 /// Appends the check of the room for the rows that the blocks need on this rank, if it may be too small:
-/// `u32[1]`, not 0 if the step is repeated, or one that it builds on; and `f32[1]`, infinite if so.
+/// `u32[1]`, not 0 if the step is repeated, or one that it builds on; and `f32[1]`, an amax that skips the
+/// update if so.
 fn check_room(
     t: &mut Tracer,
     spec: &TrainingSpec,
@@ -333,7 +334,7 @@ fn check_room(
 
 /// The largest magnitudes of the values that the step casts: for the host if scales are static, and those
 /// from which the scales of the next step follow if they are not. Returns the largest, or `amax` without such
-/// values; infinite if the rows of experts do not fit.
+/// values; one that skips the update if the rows of experts do not fit.
 fn amaxes(
     t: &mut Tracer,
     spec: &TrainingSpec,

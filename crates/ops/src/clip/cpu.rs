@@ -1,6 +1,6 @@
 //! CPU kernel of [`Clip`].
 
-use super::Clip;
+use super::{Clip, SKIPPED};
 use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
 
 impl CpuKernel for Clip {
@@ -9,8 +9,10 @@ impl CpuKernel for Clip {
         let loss_is_finite = with_real!(inputs[1].ty.dtype, T => inputs[1].scalar::<T>().is_finite());
         with_real!(coefficient.ty.dtype, T => {
             let norm = inputs[0].scalar::<T>();
-            let amax_is_finite = inputs.get(3).is_none_or(|amax| amax.scalar::<T>().is_finite());
-            let counts = loss_is_finite && norm.is_finite() && amax_is_finite;
+            let limit = T::from_f64(f64::from(SKIPPED));
+            let is_below = |amax: T| -limit < amax && amax < limit;
+            let amax_counts = inputs.get(3).is_none_or(|amax| is_below(amax.scalar::<T>()));
+            let counts = loss_is_finite && norm.is_finite() && amax_counts;
             coefficient.reals::<T>()[0] = if counts { self.coefficient(norm) } else { T::ZERO };
             skip.counters()[0] = u32::from(!counts);
             applied.counters()[0] += u32::from(counts);

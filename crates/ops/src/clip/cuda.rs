@@ -1,7 +1,7 @@
 //! Launch of the GPU kernel of [`Clip`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::Clip;
+use super::{Clip, SKIPPED};
 use crate::device::Floats;
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
@@ -22,6 +22,7 @@ kernel_struct! {
         coefficient: DevicePtr,
         skip: DevicePtr,
         max_norm: f32,
+        skipped: f32,
     }
 }
 
@@ -36,6 +37,8 @@ impl CudaKernel for Clip {
             coefficient: outputs[1].place,
             skip: outputs[2].place,
             max_norm: self.max_norm as f32,
+            // The amax is the loss if there is no other.
+            skipped: if inputs.len() > 3 { SKIPPED } else { f32::INFINITY },
         };
         let function = gpu.function(&SOURCE, &[], "clip")?;
         // SAFETY: the kernel takes one `Arguments` and runs in one thread; every operand is one number, of

@@ -1,6 +1,6 @@
 //! Samples of [`Clip`].
 
-use super::Clip;
+use super::{Clip, SKIPPED};
 use crate::samples::{Fill, Sample, SampleInput, Sampled};
 
 impl Sampled for Clip {
@@ -28,6 +28,8 @@ impl Sampled for Clip {
             with_amax([4.0, 2.5, 7.0]),
             // Only one of the three is not finite.
             with_amax([4.0, 2.5, f64::INFINITY]),
+            with_amax([4.0, 2.5, f64::from(SKIPPED)]),
+            with_amax([4.0, 2.5, f64::from(SKIPPED.next_down())]),
             with_amax([4.0, f64::NEG_INFINITY, 7.0]),
             with_amax([4.0, f64::NAN, 7.0]),
             with_amax([f64::INFINITY, 2.5, 7.0]),

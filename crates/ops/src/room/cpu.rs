@@ -1,6 +1,6 @@
 //! CPU kernels of [`RowsNeeded`] and [`CheckRoom`].
 
-use super::{CheckRoom, RowsNeeded};
+use super::{CheckRoom, RowsNeeded, SKIPPED};
 use xtrain_tensor::{CpuKernel, View, ViewMut};
 
 impl CpuKernel for RowsNeeded {
@@ -18,6 +18,6 @@ impl CpuKernel for CheckRoom {
         let [halted, blocked] = outputs else { unreachable!("two outputs") };
         let halted = &mut halted.counters()[0];
         *halted = u32::from(*halted != 0 || overflows);
-        blocked.fresh::<f32>()[0] = if *halted == 1 { f32::INFINITY } else { 0.0 };
+        blocked.fresh::<f32>()[0] = if *halted == 1 { SKIPPED } else { 0.0 };
     }
 }

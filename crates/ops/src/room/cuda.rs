@@ -1,7 +1,7 @@
 //! Launches of the GPU kernels of [`RowsNeeded`] and [`CheckRoom`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{CheckRoom, RowsNeeded};
+use super::{CheckRoom, RowsNeeded, SKIPPED};
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
 };
@@ -25,6 +25,8 @@ kernel_struct! {
         blocked: DevicePtr,
         count: u32,
         room: f32,
+        skipped: f32,
+        padding: u32,
     }
 }
 
@@ -52,6 +54,8 @@ impl CudaKernel for CheckRoom {
             blocked: operands.outputs[1].place,
             count: rows.ty.numel() as u32,
             room: self.room as f32,
+            skipped: SKIPPED,
+            padding: 0,
         };
         let function = gpu.function(&SOURCE, &[], "check_room")?;
         // SAFETY: the kernel takes one `RoomArguments` and runs in one warp; there are `count` rows, and the

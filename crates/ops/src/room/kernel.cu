@@ -14,6 +14,8 @@ struct RoomArguments {
     float* blocked;
     u32 count;
     float room;
+    float skipped;
+    u32 padding;
 };
 
 extern "C" __global__ void rows_needed(RowsArguments args) {
@@ -28,5 +30,5 @@ extern "C" __global__ void __launch_bounds__(32) check_room(RoomArguments args) 
     if (threadIdx.x != 0) return;
     u32 halted = *args.halted != 0 || overflows;
     *args.halted = halted;
-    *args.blocked = halted ? INFINITY_F : 0.0f;
+    *args.blocked = halted ? args.skipped : 0.0f;
 }

@@ -12,6 +12,7 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
+use crate::clip::SKIPPED;
 use crate::on_gpu::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Rebuild};
@@ -23,8 +24,8 @@ use xtrain_tensor::{DType, TensorType};
 pub struct RowsNeeded;
 
 /// `(rows f32[n], halted u32[1]) -> (halted' u32[1], blocked f32[1])`: halted' is 1 if halted is not 0 or if
-/// any of the n blocks needs more than `room` rows, else 0; it is computed in place. `blocked` is infinite if
-/// halted' is 1, else 0: as an amax it makes [`Clip`](crate::clip::Clip) skip the step.
+/// any of the n blocks needs more than `room` rows, else 0; it is computed in place. `blocked` is
+/// [`SKIPPED`] if halted' is 1, else 0: as an amax it makes [`Clip`](crate::clip::Clip) skip the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckRoom {
     /// The rows of a ragged tensor.

@@ -204,7 +204,8 @@ fn one_of_several_ranks_is_measured_on_one_device() {
 fn a_step_is_measured_on_all_ranks() {
     let place = Place::new();
     let quick = "--warmup 0 --repeats 2 --steps 1 --set train.micro_batch_size=1";
-    let mixture = "--set model.family=mixtral --set experts.count=4 --set experts.ffn_dim=12 --routing uniform";
+    let mixture =
+        "--set model.family=mixtral --set experts.count=4 --set experts.ffn_dim=12 --routing uniform";
     let meshes = [
         "--set parallel.shard=weights".to_owned(),
         "--set parallel.pipeline=2".to_owned(),
@@ -212,7 +213,10 @@ fn a_step_is_measured_on_all_ranks() {
     ];
     for mesh in meshes {
         let speed = json(&place, &format!("step run.toml --ranks 2 {mesh} {quick}"));
-        assert_eq!((&speed["ranks"], &speed["tokens"], &speed["rank"]), (&2.into(), &64.into(), &Value::Null));
+        assert_eq!(
+            (&speed["ranks"], &speed["tokens"], &speed["rank"]),
+            (&2.into(), &64.into(), &Value::Null)
+        );
         assert!(speed["loss"].as_f64().is_some_and(|loss| loss > 1.0), "{speed}");
     }
     let table = place.run(&format!("bench step run.toml --ranks 2 {quick}")).succeeds().stdout;

@@ -240,6 +240,8 @@ def run(test, seed, out, settings=(), cache=None):
     """Runs one test. Returns whether it passed, its seconds of processor time and its output."""
     devices = first(DEVICES, f"{test.suite} {test.test}") or 1
     ptx = pathlib.Path(os.environ["XTRAIN_CUDA_LIBRARIES"]).parent / "ptx"
+    # Stages have programs of their own, with other places.
+    settings = [f"places={int('stage' not in test.test)}", *settings]
     settings = [f"arch={test.arch}", f"devices={devices}", f"seed={seed}", f"log={test.log(out)}", f"ptx={ptx}", *settings]
     environment = {"XTRAIN_TEST_SAMPLE": "1"} | os.environ | {
         "XTRAIN_EMULATOR": "\n".join(settings),

@@ -61,9 +61,12 @@ EXPERT_MODES = [
 STAGE_MODELS = [{"model.tie_embeddings": "true"}, {"model.tie_embeddings": "false"}, MIXTURE]
 STAGE_RECIPES = ["fp32", "bf16", "fp8-delayed", "fp8-current", "fp8-block"]
 STAGE_MODES = [
-    {"parallel.shard": "none"},
-    {"parallel.shard": "weights"},
-    {"train.recompute": "block"},
+    {"parallel.transport": "copy"},
+    {"parallel.transport": "nccl"},
+    {"parallel.transport": "host"},
+    {"parallel.transport": "copy", "parallel.shard": "weights"},
+    {"parallel.transport": "nccl", "parallel.shard": "weights"},
+    {"parallel.transport": "copy", "train.recompute": "block"},
 ]
 # The largest difference of the last loss from that of the default, as a part of it.
 FAST_LOSS = 5e-3
@@ -171,12 +174,14 @@ def check_stages(place, checks, recipe):
 
 
 def check_stages_of_the_same_world(place, checks):
-    """In the default order stages repeat to the bit."""
+    """In the default order stages repeat to the bit, on each path between GPUs."""
     gpus = place.options.gpus
     for recipe in ("bf16", "fp8-current"):
         settings = {"precision.recipe": recipe, "parallel.pipeline": str(gpus)}
-        first, second = place.train(settings, gpus), place.train(settings, gpus)
-        checks.that(f"{recipe}: {gpus} stages in the default order repeat", first == second, f"{first} {second}")
+        first = place.train(settings, gpus)
+        for transport in ("copy", "nccl", "host"):
+            found = place.train(settings | {"parallel.transport": transport}, gpus)
+            checks.that(f"{recipe}: {gpus} stages in the default order: {transport} repeats", found == first, f"{found} {first}")
 
 
 def check_same_world(place, checks):

@@ -27,14 +27,15 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Time after which a rank counts as gone, if the communicator has no limit of its own.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Sends `files` to all other ranks, which are processes of this host and send as many. Returns those of each
-/// rank in the order of ranks; none for this rank.
+/// Sends `files` to all other ranks, which are processes of this host, and receives as many from each as
+/// `counts` says. Returns those of each rank in the order of ranks; none for this rank.
 ///
 /// # Errors
 /// A rank has left, is on another host, or belongs to another user.
 pub fn exchange_files(
     ranks: &dyn Communicator,
     files: &[BorrowedFd<'_>],
+    counts: &[usize],
 ) -> Result<Vec<Vec<OwnedFd>>, CommError> {
     let (rank, n) = (ranks.rank(), ranks.world_size());
     let mut own = [0; NAME];
@@ -46,7 +47,7 @@ pub fn exchange_files(
         let sender = scope.spawn(|| (1..n).try_for_each(|_| answer(ranks, &listener, files)));
         let from = |other: usize| match other == rank {
             true => Ok(Vec::new()),
-            false => call(&names[NAME * other..][..NAME], files.len()).map_err(system),
+            false => call(&names[NAME * other..][..NAME], counts[other]).map_err(system),
         };
         let received = (0..n).map(from).collect();
         sender.join().unwrap_or_else(|_| Err(CommError::System("sending files".to_owned())))?;
@@ -123,6 +124,7 @@ fn system(error: Errno) -> CommError {
 mod tests {
     use super::*;
     use crate::threads::ThreadCommunicator;
+    use std::fs::File;
     use std::io::Write;
 
     #[test]
@@ -130,12 +132,14 @@ mod tests {
         let on_rank = |ranks: ThreadCommunicator| {
             let write = |text: String| {
                 let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-                let mut file = std::fs::File::from(memory);
+                let mut file = File::from(memory);
                 file.write_all(text.as_bytes()).unwrap();
                 file
             };
-            let files = [0, 1].map(|n| write(format!("file {n} of {}", ranks.rank())));
-            let received = exchange_files(&ranks, &files.each_ref().map(|file| file.as_fd())).unwrap();
+            let files: Vec<File> =
+                (0..=ranks.rank()).map(|n| write(format!("file {n} of {}", ranks.rank()))).collect();
+            let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+            let received = exchange_files(&ranks, &files, &[1, 2, 3]).unwrap();
             // Receivers share the position of the sender's file, so this reads at a place of its own.
             let read = |file: OwnedFd| {
                 let mut text = vec![0; 100];
@@ -153,8 +157,8 @@ mod tests {
         for (rank, received) in results.into_iter().enumerate() {
             for (other, files) in received.into_iter().enumerate() {
                 let expected = |n: usize| format!("file {n} of {other}");
-                let expected = if other == rank { Vec::new() } else { vec![expected(0), expected(1)] };
-                assert_eq!(files, expected);
+                let sent = if other == rank { 0 } else { other + 1 };
+                assert_eq!(files, (0..sent).map(expected).collect::<Vec<_>>());
             }
         }
     }

@@ -32,6 +32,8 @@ pub(crate) struct ProcessDevices {
     pub(crate) ptx: Option<String>,
     /// `nccl=22707`: the version that NCCL reports.
     pub(crate) nccl: i32,
+    /// `places=0`: ranks of NCCL may use buffers at other places than each other.
+    pub(crate) compares_places: bool,
     /// `nvlink=0`: no link between devices.
     pub(crate) has_nvlink: bool,
     /// `omit=wait:3`: a wait to leave out, to check that tests fail.
@@ -126,6 +128,7 @@ impl ProcessDevices {
             log: None,
             ptx: None,
             nccl: 22_707,
+            compares_places: true,
             has_nvlink: true,
             omit: None,
             swap: None,
@@ -152,6 +155,7 @@ impl ProcessDevices {
                 "log" => settings.log = Some(value.to_owned()),
                 "ptx" => settings.ptx = Some(value.to_owned()),
                 "nccl" => settings.nccl = number()? as i32,
+                "places" => settings.compares_places = number()? != 0,
                 "nvlink" => settings.has_nvlink = number()? != 0,
                 "omit" => settings.omit = Some(Omission::parse(value)?),
                 "swap" => {
@@ -179,7 +183,7 @@ impl ProcessDevices {
                 "races" => settings.races = number()? != 0,
                 _ => {
                     return Err(format!(
-                        "unknown setting `{key}`; known are arch, devices, memory, seed, log, ptx, nccl, nvlink, omit, swap, \
+                        "unknown setting `{key}`; known are arch, devices, memory, seed, log, ptx, nccl, places, nvlink, omit, swap, \
                          patch, trace, tile, stop, races"
                     ));
                 }

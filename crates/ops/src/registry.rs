@@ -255,6 +255,10 @@ impl PipelineOps for PassSet {
     fn receive(&self, groups: Groups, from: usize, ty: TensorType) -> Arc<dyn Op> {
         Arc::new(crate::collective::Receive { groups, from, ty })
     }
+
+    fn send_receive(&self, groups: Groups, with: usize) -> Arc<dyn Op> {
+        Arc::new(crate::collective::SendReceive { groups, with })
+    }
 }
 
 impl WireOps for PassSet {

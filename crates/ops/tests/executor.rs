@@ -15,14 +15,15 @@ use xtrain_distributed::{
     CommError, Communicator, Groups, Pace, PaceTime, Path, Sending, ThreadCommunicator,
 };
 use xtrain_ops::add::Add;
-use xtrain_ops::collective::{AllGather, Receive, ReduceScatter, Send};
+use xtrain_ops::collective::{AllGather, Receive, ReduceScatter, Send, SendReceive};
 use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::pack_sums::PackSums;
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_program::{Lane, Parallel, Program, Role, Stage, StateKind, Tracer, ValueId};
 use xtrain_rank::Rank;
 use xtrain_runtime::{
-    Checks, CpuEngine, CudaEngine, Engine, EngineError, NcclGroups, Part, ProgramId, Turn, groups_of_run,
+    Checks, CpuEngine, CudaEngine, Engine, EngineError, MessagePair, NcclGroups, Part, ProgramId, Ticket,
+    Turn, groups_of_run, message_pairs,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -264,15 +265,30 @@ fn ranks_exchange_through_the_host() -> Result<(), Failed> {
 /// The most ranks of a test of NCCL, each of which has a GPU of its own.
 const NCCL_RANKS: usize = 4;
 
-/// The kinds of groups of a run, and an id by rank for each.
-type NcclIds = Vec<(Groups, Vec<NcclId>)>;
+/// The kinds of groups of a run, and an id by rank for each; and the pairs of its messages.
+struct NcclIds {
+    groups: Vec<(Groups, Vec<NcclId>)>,
+    pairs: Vec<(MessagePair, NcclId)>,
+}
 
 /// The ids of a run, of which groups use those of their first ranks.
 fn nccl_ids(ranks: usize) -> Result<NcclIds, CudaError> {
     let replicas = if ranks == NCCL_RANKS { 2 } else { 1 };
-    let ids = |groups| Ok((groups, (0..ranks).map(|_| NcclId::new()).collect::<Result<_, CudaError>>()?));
-    let rank = Rank::first_of(ranks);
-    groups_of_run(&Parallel { rank, replicas, ..Parallel::ALONE }).into_iter().map(ids).collect()
+    ids_of_run(&Parallel { rank: Rank::first_of(ranks), replicas, ..Parallel::ALONE })
+}
+
+/// The ids of a run whose ranks are stages.
+fn nccl_ids_of_stages(stages: usize) -> Result<NcclIds, CudaError> {
+    ids_of_run(&Parallel { rank: Rank::first_of(stages), pipeline: stages, ..Parallel::ALONE })
+}
+
+fn ids_of_run(parallel: &Parallel) -> Result<NcclIds, CudaError> {
+    let ranks = 0..parallel.rank.world_size;
+    let ids = |groups| Ok((groups, ranks.clone().map(|_| NcclId::new()).collect::<Result<_, CudaError>>()?));
+    let groups = groups_of_run(parallel).into_iter().map(ids).collect::<Result<_, CudaError>>()?;
+    let with_id = |pair| Ok((pair, NcclId::new()?));
+    let pairs = message_pairs(parallel).into_iter().map(with_id).collect::<Result<_, CudaError>>()?;
+    Ok(NcclIds { groups, pairs })
 }
 
 /// The engine of a rank whose collectives go through NCCL.
@@ -287,8 +303,10 @@ fn engine_with_nccl(
         let first = groups.ranks(rank).next().expect("a group has ranks");
         (*groups, ids[first])
     };
-    let (kinds, ids): (Vec<_>, Vec<_>) = ids.iter().map(of_first).unzip();
-    let nccl = NcclGroups::join(gpu.context(), rank, &kinds, &ids, &|| Ok::<_, CudaError>(()))?;
+    let (kinds, of_kinds): (Vec<_>, Vec<_>) = ids.groups.iter().map(of_first).unzip();
+    let poll = || Ok::<_, CudaError>(());
+    let nccl = NcclGroups::join(gpu.context(), rank, &kinds, &of_kinds, &poll)?;
+    let nccl = nccl.with_messages(gpu.context(), rank, &ids.pairs, &poll)?;
     CudaEngine::new(Arc::new(cuda_kernels()), gpu)?.with_nccl(nccl.naming(names), communicator)
 }
 
@@ -416,79 +434,170 @@ fn ranks_add_by_nccl() -> Result<(), Failed> {
     Ok(())
 }
 
-/// A stage of a pipeline of two: the first sends in + state, and adds both this and what returns to its sum
-/// in the backward; the second adds its state, and returns that in the backward.
-fn stage_of_two(stage: usize) -> Result<Program, Failed> {
-    let groups = Groups::world(2);
+/// Elements of a tensor whose places, and those of all after it, differ between stages.
+fn elements_of_stage(stage: usize) -> usize {
+    100 + 700 * stage
+}
+
+/// The stage `stage` of `stages`. It sends the sum of what it receives and its state; back comes the sum of
+/// these sums of the stages after it, to which it adds its own. In the update, the first and the last stage
+/// exchange their states, and all stages gather these.
+fn stage(stage: usize, stages: usize, elements: usize) -> Result<Program, Failed> {
+    let (groups, ty, is_last) = (Groups::world(stages), vector(elements), stage + 1 == stages);
     let mut tracer = Tracer::default();
-    let state = tracer.state(StateKind::Master, "state", vector(SMALL));
+    tracer.state(StateKind::Moment1, "of this stage", vector(elements_of_stage(stage)));
+    let state = tracer.state(StateKind::Master, "state", ty);
     let first = match stage {
-        0 => tracer.input("in", vector(SMALL)),
-        _ => tracer.site("stage").emit(Receive { groups, from: 0, ty: vector(SMALL) }, &[])?[0],
+        0 => tracer.input("in", ty),
+        _ => tracer.site("stage").emit(Receive { groups, from: stage - 1, ty }, &[])?[0],
     };
     let saved = tracer.site("sum").emit(Add, &[first, state])?[0];
-    if stage == 0 {
-        tracer.site("stage").emit(Send { groups, to: 1 }, &[saved])?;
+    if !is_last {
+        tracer.site("stage").emit(Send { groups, to: stage + 1 }, &[saved])?;
     }
     let mut tracer = Tracer::new(tracer.finish(), Stage::Backward, Role::Dgrad);
+    let mut sum = saved;
+    if !is_last {
+        let back = tracer.site("stage").emit(Receive { groups, from: stage + 1, ty }, &[])?[0];
+        sum = tracer.site("sum").emit(Add, &[back, saved])?[0];
+    }
     match stage {
         0 => {
-            let back = tracer.site("stage").emit(Receive { groups, from: 1, ty: vector(SMALL) }, &[])?[0];
-            let both = tracer.site("sum").emit(PackSums, &[saved, back])?[0];
+            let both = tracer.site("sum").emit(PackSums, &[saved, sum])?[0];
             tracer.output("out", both);
         }
         _ => {
-            tracer.site("stage").emit(Send { groups, to: 0 }, &[saved])?;
+            tracer.site("stage").emit(Send { groups, to: stage - 1 }, &[sum])?;
         }
     }
+    let mut tracer = Tracer::new(tracer.finish(), Stage::Update, Role::Update);
+    if stage == 0 || is_last {
+        let with = if is_last { 0 } else { stages - 1 };
+        let other = tracer.site("tied").emit(SendReceive { groups, with }, &[state])?[0];
+        tracer.output("of the other", other);
+    }
+    let gather = AllGather { groups, first: 0, rows: stages * elements };
+    let all = tracer.site("all").emit(gather, &[state])?[0];
+    tracer.output("all", all);
     let mut program = tracer.finish();
-    program.slots = 2 - stage;
+    program.slots = stages - stage;
     Ok(program)
 }
 
-/// Each micro-batch's backward reads what its own forward has saved, though another forward ran between them.
-fn stages_keep_what_micro_batches_save() -> Result<(), Failed> {
-    const MICRO_STEPS: usize = 5;
-    let run = |communicator: ThreadCommunicator| -> Result<(), Failed> {
-        let stage = communicator.rank();
-        let mut engine = engine()?.with_communicator(Arc::new(communicator));
-        engine.set_checks(Checks { poison: true, numerics: false });
-        let slots = 2 - stage;
-        let id = engine.load(stage_of_two(stage)?)?;
-        engine.write_state(StateKind::Master, "state", &filled(0.5, SMALL))?;
-        let place = |n: usize| (Turn::of(n, MICRO_STEPS), n % slots);
-        for step in 0..3 {
-            let value = |n: usize| (step * MICRO_STEPS + n) as f32;
-            let mut backwards = 0..MICRO_STEPS;
-            for n in 0..MICRO_STEPS {
-                if stage == 0 {
-                    engine.write_input(id, "in", &filled(value(n), SMALL))?;
-                }
-                let (turn, slot) = place(n);
-                engine.run(id, Part::Forward(turn, slot))?;
-                let done = if n + 1 == MICRO_STEPS { MICRO_STEPS } else { (n + 2).saturating_sub(slots) };
-                while backwards.start < done
-                    && let Some(n) = backwards.next()
-                {
-                    let (turn, slot) = place(n);
-                    engine.run(id, Part::Backward(turn, slot))?;
-                }
+/// The runs of a step of a stage (1F1B), and its inputs. Outputs are fetched after the update.
+fn run_stage(
+    engine: &mut CudaEngine,
+    id: ProgramId,
+    (stage, stages): (usize, usize),
+    elements: usize,
+    values: &[f32],
+) -> Result<Ticket, EngineError> {
+    let (slots, micro_steps) = (stages - stage, values.len());
+    let mut backwards = 0..micro_steps;
+    for (n, &value) in values.iter().enumerate() {
+        if stage == 0 {
+            engine.write_input(id, "in", &filled(value, elements))?;
+        }
+        engine.run(id, Part::Forward(Turn::of(n, micro_steps), n % slots))?;
+        let done = if n + 1 == micro_steps { micro_steps } else { (n + 2).saturating_sub(slots) };
+        while backwards.start < done
+            && let Some(n) = backwards.next()
+        {
+            engine.run(id, Part::Backward(Turn::of(n, micro_steps), n % slots))?;
+        }
+    }
+    engine.run(id, Part::Update)?;
+    engine.fetch(id)
+}
+
+/// Stages exchange messages by a path, in more steps than there are buffers, whose results are collected in
+/// the end: with fewer micro-batches than stages and with many, op by op with poisoned memory and in graphs.
+/// Each micro-batch's backward reads what its own forward has saved, though other forwards ran between them.
+fn stages_exchange<T: Sync>(
+    worlds: &[usize],
+    meet: impl Fn(usize) -> Result<T, CudaError>,
+    engine: impl Fn(&T, usize, Arc<dyn Communicator>) -> Result<CudaEngine, EngineError> + Sync,
+) -> Result<(), Failed> {
+    let run = |met: &T, communicator: ThreadCommunicator, poison, elements| -> Result<(), Failed> {
+        let (rank, stages) = (communicator.rank(), communicator.world_size());
+        let mut engine = engine(met, rank, Arc::new(communicator))?;
+        engine.set_checks(Checks { poison, numerics: false });
+        let id = engine.load(stage(rank, stages, elements)?)?;
+        let own = |stage: usize| 0.5 * (stage + 1) as f32;
+        engine.write_state(StateKind::Master, "state", &filled(own(rank), elements))?;
+        let mut results = Vec::new();
+        for step in 0..6 {
+            let micro_steps = [1, 2, 3, 7][step % 4];
+            let values: Vec<f32> = (0..micro_steps).map(|n| (step * 8 + n) as f32).collect();
+            let ticket = run_stage(&mut engine, id, (rank, stages), elements, &values)?;
+            results.push((values, ticket));
+        }
+        for (values, ticket) in results {
+            let outputs = engine.collect(ticket)?;
+            let what = format!("stage {rank} of {stages}, {} micro-batches", values.len());
+            let all = outputs.get("all")?;
+            for (stage, gathered) in all.chunks(4 * elements).enumerate() {
+                check(&format!("{what}: gathered"), gathered, own(stage));
             }
-            if stage == 0 {
-                let outputs = engine.outputs(id)?;
-                let sent: f32 = (0..MICRO_STEPS).map(|n| value(n) + 0.5).sum();
+            if rank == 0 || rank + 1 == stages {
+                let other = if rank == 0 { stages - 1 } else { 0 };
+                check(&format!("{what}: exchanged"), outputs.get("of the other")?, own(other));
+            }
+            if rank == 0 {
+                let up_to = |stage: usize| -> f32 { (0..=stage).map(own).sum() };
+                let saved: f32 = values.iter().map(|value| value + own(0)).sum();
+                let of_all = |value: &f32| (0..stages).map(|stage| value + up_to(stage)).sum::<f32>();
                 let bytes = outputs.get("out")?;
-                check("what was saved", &bytes[..4 * SMALL], sent);
-                check("what returned", &bytes[4 * SMALL..], sent + 0.5 * MICRO_STEPS as f32);
+                check(&format!("{what}: saved"), &bytes[..4 * elements], saved);
+                check(&what, &bytes[4 * elements..][..4 * elements], values.iter().map(of_all).sum());
             }
         }
         Ok(())
     };
-    thread::scope(|scope| {
-        let ranks = ThreadCommunicator::world(2).into_iter();
-        let ranks: Vec<_> = ranks.map(|communicator| scope.spawn(|| run(communicator))).collect();
-        let ran: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect();
-        ran.into_iter().collect::<Result<(), Failed>>()
+    for (n, (&stages, poison)) in
+        worlds.iter().flat_map(|stages| [(stages, true), (stages, false)]).enumerate()
+    {
+        let elements = 1 + common::seed().wrapping_add(n as u64).wrapping_mul(2_654_435_761) as usize % 3000;
+        let met = meet(stages)?;
+        thread::scope(|scope| {
+            let ranks = ThreadCommunicator::world(stages).into_iter();
+            let ranks: Vec<_> =
+                ranks.map(|communicator| scope.spawn(|| run(&met, communicator, poison, elements))).collect();
+            let ran: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect();
+            ran.into_iter().collect::<Result<(), Failed>>()
+        })?;
+    }
+    Ok(())
+}
+
+fn stages_exchange_through_the_host() -> Result<(), Failed> {
+    stages_exchange(
+        &[2, 3],
+        |_| Ok(()),
+        |(), _, communicator| {
+            let engine = CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?;
+            Ok(engine.with_communicator(communicator))
+        },
+    )
+}
+
+/// The numbers of stages that have a GPU each.
+fn stages_on_gpus() -> Result<Vec<usize>, Failed> {
+    let gpus = CudaDevice::all()?.len();
+    Ok([2, 4].into_iter().filter(|stages| *stages <= gpus).collect())
+}
+
+fn stages_exchange_by_copies() -> Result<(), Failed> {
+    stages_exchange(
+        &stages_on_gpus()?,
+        |_| Ok(()),
+        |(), rank, host| engine_with_copies(rank, host, rank == 1),
+    )
+}
+
+fn stages_exchange_by_nccl() -> Result<(), Failed> {
+    stages_exchange(&stages_on_gpus()?, nccl_ids_of_stages, |ids, rank, host| {
+        engine_with_nccl(ids, rank, host, rank == 1)
     })
 }
 
@@ -560,7 +669,7 @@ fn a_rank_that_waits_in_vain_is_freed_by_nccl() -> Result<(), Failed> {
     {
         let ids = nccl_ids(2)?;
         let engine = |rank, communicator| engine_with_nccl(&ids, rank, communicator, names);
-        let said = wait_in_vain(runs_together, engine)?;
+        let said = wait_in_vain(Together::Gather, runs_together, engine)?;
         assert!(said.contains(expected), "{said}");
     }
     Ok(())
@@ -573,11 +682,42 @@ fn a_rank_that_waits_in_vain_is_freed_by_copies() -> Result<(), Failed> {
     for (runs_together, names, expected) in
         [(1, false, "parallel.name_collectives = true names"), (1, true, named), (3, true, named)]
     {
-        let said = wait_in_vain(runs_together, |rank, host| engine_with_copies(rank, host, names))?;
+        let engine = |rank, host| engine_with_copies(rank, host, names);
+        let said = wait_in_vain(Together::Gather, runs_together, engine)?;
         assert!(
             said.contains("evaluation for 1 s: another rank does not take") && said.contains(expected),
             "{said}"
         );
+    }
+    Ok(())
+}
+
+/// A stage that waits for a gradient of one which no longer sends any ends with an error that names it.
+fn a_stage_that_waits_in_vain_is_freed_by_copies() -> Result<(), Failed> {
+    let engine = |names| move |rank, host| engine_with_copies(rank, host, names);
+    stage_in_vain(&[1, 4], |runs, names| wait_in_vain(Together::Stages, runs, engine(names)))
+}
+
+/// As [`a_stage_that_waits_in_vain_is_freed_by_copies`], through NCCL.
+fn a_stage_that_waits_in_vain_is_freed_by_nccl() -> Result<(), Failed> {
+    stage_in_vain(&[1, 4], |runs, names| {
+        let ids = nccl_ids_of_stages(2)?;
+        wait_in_vain(Together::Stages, runs, |rank, host| engine_with_nccl(&ids, rank, host, names))
+    })
+}
+
+fn stage_in_vain(
+    runs_together: &[usize],
+    said: impl Fn(usize, bool) -> Result<String, Failed>,
+) -> Result<(), Failed> {
+    let part = "has not completed the backward of a micro-step for 1 s: another rank does not take part";
+    let named = "it waits in receive at stage (dgrad), which receives 4000 bytes from rank 1";
+    let unnamed = "parallel.name_collectives = true names the collective in which it waits";
+    for &runs in runs_together {
+        for (names, expected) in [(true, named), (false, unnamed)] {
+            let said = said(runs, names)?;
+            assert!(said.contains(part) && said.contains(expected), "{said}");
+        }
     }
     Ok(())
 }
@@ -631,8 +771,39 @@ fn gathering() -> Program {
     tracer.finish()
 }
 
-/// The error of a rank that the other leaves after so many runs of a collective.
+/// What two ranks run together.
+#[derive(Clone, Copy)]
+enum Together {
+    /// A collective.
+    Gather,
+    /// A step of two stages, with one micro-batch.
+    Stages,
+}
+
+impl Together {
+    fn program(self, rank: usize) -> Result<Program, Failed> {
+        match self {
+            Together::Gather => Ok(gathering()),
+            Together::Stages => stage(rank, 2, SMALL),
+        }
+    }
+
+    fn run(self, engine: &mut CudaEngine, id: ProgramId, rank: usize) -> Result<(), EngineError> {
+        let ticket = match self {
+            Together::Gather => {
+                engine.write_input(id, "in", &filled(1.0, SMALL))?;
+                engine.run(id, Part::Whole)?;
+                engine.fetch(id)?
+            }
+            Together::Stages => run_stage(engine, id, (rank, 2), SMALL, &[1.0])?,
+        };
+        engine.collect(ticket).map(drop)
+    }
+}
+
+/// The error of a rank that the other leaves after so many runs.
 fn wait_in_vain(
+    together: Together,
     runs_together: usize,
     engine: impl Fn(usize, Arc<dyn Communicator>) -> Result<CudaEngine, EngineError> + Sync,
 ) -> Result<String, Failed> {
@@ -640,13 +811,10 @@ fn wait_in_vain(
     let run = |communicator: ThreadCommunicator| -> Result<String, Failed> {
         let rank = communicator.rank();
         let mut engine = engine(rank, Arc::new(Impatient(communicator)))?;
-        let id = engine.load(gathering())?;
-        let mut gather = || {
-            engine.write_input(id, "in", &filled(1.0, SMALL))?;
-            engine.run(id, Part::Whole).and_then(|()| engine.outputs(id).map(drop))
-        };
-        let together = (0..runs_together).try_for_each(|_| gather());
-        let said = (rank == 0 && together.is_ok()).then(|| gather().err().map(|error| error.to_string()));
+        let id = engine.load(together.program(rank)?)?;
+        let mut run = || together.run(&mut engine, id, rank);
+        let together = (0..runs_together).try_for_each(|_| run());
+        let said = (rank == 0 && together.is_ok()).then(|| run().err().map(|error| error.to_string()));
         if rank == 0 {
             drop(engine);
         }
@@ -714,19 +882,23 @@ fn main() {
     let gpu = common::gpu();
     let has_gpus = gpu.is_some() && CudaDevice::all().is_ok_and(|gpus| gpus.len() >= 2);
     let has_nccl = has_gpus && Installed::open(Library::Nccl).is_ok();
-    let all: [(&str, Test); 16] = [
+    let all: [(&str, Test); 20] = [
         ("runs_in_flight_keep_their_inputs_and_outputs", runs_in_flight_keep_their_inputs_and_outputs),
         ("state_changes_between_runs_in_flight", state_changes_between_runs_in_flight),
         ("programs_are_loaded_beside_runs_in_flight", programs_are_loaded_beside_runs_in_flight),
         ("lanes_wait_for_each_other", lanes_wait_for_each_other),
         ("two_lanes_wait_for_each_other", two_lanes_wait_for_each_other),
         ("ranks_exchange_through_the_host", ranks_exchange_through_the_host),
-        ("stages_keep_what_micro_batches_save", stages_keep_what_micro_batches_save),
+        ("stages_exchange_through_the_host", stages_exchange_through_the_host),
+        ("stages_exchange_by_copies", stages_exchange_by_copies),
+        ("stages_exchange_by_nccl", stages_exchange_by_nccl),
         ("collectives_of_one_process_are_recorded", collectives_of_one_process_are_recorded),
         ("collectives_with_absent_ranks_take_their_time", collectives_with_absent_ranks_take_their_time),
         ("ranks_exchange_by_nccl", ranks_exchange_by_nccl),
         ("ranks_add_by_nccl", ranks_add_by_nccl),
         ("a_rank_that_waits_in_vain_is_freed_by_nccl", a_rank_that_waits_in_vain_is_freed_by_nccl),
+        ("a_stage_that_waits_in_vain_is_freed_by_nccl", a_stage_that_waits_in_vain_is_freed_by_nccl),
+        ("a_stage_that_waits_in_vain_is_freed_by_copies", a_stage_that_waits_in_vain_is_freed_by_copies),
         ("a_rank_waits_while_runs_complete_by_nccl", a_rank_waits_while_runs_complete_by_nccl),
         ("a_rank_waits_while_runs_complete_by_copies", a_rank_waits_while_runs_complete_by_copies),
         ("ranks_exchange_by_copies", ranks_exchange_by_copies),

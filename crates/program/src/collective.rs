@@ -43,6 +43,11 @@ pub enum Collective {
         /// The place of that rank.
         from: usize,
     },
+    /// Sends the input to another rank of the group, which does the same, and receives the output from it.
+    SendReceive {
+        /// The place of that rank.
+        with: usize,
+    },
 }
 
 impl Collective {
@@ -54,6 +59,7 @@ impl Collective {
             Collective::ReduceScatter { .. } => "reduce_scatter",
             Collective::Send { .. } => "send",
             Collective::Receive { .. } => "receive",
+            Collective::SendReceive { .. } => "send_receive",
         }
     }
 
@@ -64,13 +70,23 @@ impl Collective {
 
     /// True if a rank sends to one other rank, or receives from one.
     pub const fn is_message(self) -> bool {
-        matches!(self, Collective::Send { .. } | Collective::Receive { .. })
+        self.other_place().is_some()
+    }
+
+    /// The place of the other rank of a message.
+    pub const fn other_place(self) -> Option<usize> {
+        match self {
+            Collective::Send { to: other }
+            | Collective::Receive { from: other }
+            | Collective::SendReceive { with: other } => Some(other),
+            _ => None,
+        }
     }
 
     /// Bytes that a rank sends to others, for an input and an output of these bytes.
     pub const fn sent_bytes(self, groups: Groups, input_bytes: usize, output_bytes: usize) -> usize {
         match self {
-            Collective::Send { .. } => input_bytes,
+            Collective::Send { .. } | Collective::SendReceive { .. } => input_bytes,
             Collective::Receive { .. } => 0,
             _ => self.piece_bytes(groups, input_bytes, output_bytes) * (groups.size - 1),
         }
@@ -79,7 +95,9 @@ impl Collective {
     /// Bytes of a piece, for an input and an output of these bytes; of a message, all.
     pub const fn piece_bytes(self, groups: Groups, input_bytes: usize, output_bytes: usize) -> usize {
         match self {
-            Collective::AllGather { .. } | Collective::Send { .. } => input_bytes,
+            Collective::AllGather { .. } | Collective::Send { .. } | Collective::SendReceive { .. } => {
+                input_bytes
+            }
             Collective::AllToAll { .. } => output_bytes / groups.size,
             Collective::ReduceScatter { .. } | Collective::Receive { .. } => output_bytes,
         }

@@ -24,6 +24,8 @@ pub trait PipelineOps {
     fn send(&self, groups: Groups, to: usize) -> Arc<dyn Op>;
     /// Receives a tensor of this type from the rank at a place of its group.
     fn receive(&self, groups: Groups, from: usize, ty: TensorType) -> Arc<dyn Op>;
+    /// Sends its input to the rank at a place of its group, and receives as much from it.
+    fn send_receive(&self, groups: Groups, with: usize) -> Arc<dyn Op>;
 }
 
 /// The site of messages.

@@ -31,7 +31,7 @@ pub(crate) fn workspace(op: &dyn Op, inputs: &[TensorType]) -> Option<TensorType
         Collective::AllGather { .. } => if_padded(output),
         Collective::AllToAll { .. } => if_padded(input),
         Collective::ReduceScatter { .. } => padded + if_padded(input),
-        Collective::Send { .. } | Collective::Receive { .. } => 0,
+        Collective::Send { .. } | Collective::Receive { .. } | Collective::SendReceive { .. } => 0,
     };
     (bytes > 0).then(|| TensorType::new(DType::U8, [bytes]))
 }
@@ -103,7 +103,9 @@ pub(crate) fn run(
             output.copy_from_slice(&pieces[..output.len()]);
             Ok(())
         }
-        Collective::Send { .. } | Collective::Receive { .. } => run_padded(communicator, call, input, output),
+        Collective::Send { .. } | Collective::Receive { .. } | Collective::SendReceive { .. } => {
+            run_padded(communicator, call, input, output)
+        }
     }
 }
 
@@ -133,6 +135,10 @@ pub(crate) fn run_padded(
         }
         Collective::Send { to } => communicator.send(groups, to, input),
         Collective::Receive { from } => communicator.receive(groups, from, output),
+        Collective::SendReceive { with } => {
+            communicator.send(groups, with, input)?;
+            communicator.receive(groups, with, output)
+        }
     }
 }
 

@@ -19,7 +19,7 @@ mod timing;
 pub use checks::Checks;
 pub use collective::sending;
 pub use cpu::{CpuEngine, cpu_work_bytes, cpu_workspace};
-pub use cuda::{CudaEngine, NcclGroups, cuda_workspace, groups_of_run};
+pub use cuda::{CudaEngine, MessagePair, NcclGroups, cuda_workspace, groups_of_run, message_pairs};
 pub use engine::{Engine, Outputs, Ticket};
 pub use error::EngineError;
 pub use part::{Part, ProgramId, Turn};

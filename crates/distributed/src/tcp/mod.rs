@@ -7,13 +7,13 @@
 mod connect;
 mod exchange;
 mod outbox;
-mod postman;
+mod sender;
 
 use crate::communicator::Communicator;
 use crate::control::Control;
 use crate::error::{Cause, CommError, Fault};
 use exchange::{CallHeader, CallKind, Peer, PeerLane, complete, reason};
-use postman::Postman;
+use sender::SenderThread;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -31,7 +31,7 @@ pub struct TcpCommunicator {
     state: Arc<Mutex<State>>,
     sent_bytes: AtomicU64,
     /// Sends what is in outboxes between calls, once there is a message.
-    postman: OnceLock<Result<Postman, CommError>>,
+    sender: OnceLock<Result<SenderThread, CommError>>,
 }
 
 struct State {
@@ -61,9 +61,8 @@ impl TcpCommunicator {
     pub fn connect(control: &Arc<Control>, timeout: Duration) -> Result<Self, CommError> {
         let peers = connect::connect(control, timeout)?;
         let state = Arc::new(Mutex::new(State { peers, error: None }));
-        let (control, sent_bytes, postman) = (control.clone(), AtomicU64::new(0), OnceLock::new());
-        let communicator =
-            TcpCommunicator { control, timeout: AtomicU64::new(0), state, sent_bytes, postman };
+        let (control, sent_bytes, sender) = (control.clone(), AtomicU64::new(0), OnceLock::new());
+        let communicator = TcpCommunicator { control, timeout: AtomicU64::new(0), state, sent_bytes, sender };
         communicator.set_timeout(timeout);
         Ok(communicator)
     }
@@ -175,10 +174,10 @@ impl Communicator for TcpCommunicator {
         state.keep(posted)?;
         self.sent_bytes.fetch_add(message.len() as u64, Ordering::Relaxed);
         if waits {
-            let start = || Postman::start(&self.state, &state.peers, &self.control);
-            let postman = self.postman.get_or_init(start).as_ref().map_err(CommError::clone)?;
+            let start = || SenderThread::start(&self.state, &state.peers, &self.control);
+            let sender = self.sender.get_or_init(start).as_ref().map_err(CommError::clone)?;
             drop(state);
-            postman.wake();
+            sender.wake();
         }
         Ok(())
     }

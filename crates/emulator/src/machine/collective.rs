@@ -87,7 +87,7 @@ impl Machine {
             // CommitGroups run in the order in which they were queued.
             let number = of.posted;
             of.posted += 1;
-            of.link.post(group.post(number, memory).map_err(failure)?);
+            of.link.post(group.post(number, memory, self.settings.compares_places).map_err(failure)?);
             let (item, communicator) = (taken.id, group.communicator);
             self.waiting.push(Waiting { item, communicator, number, is_ready: false });
             return Ok(false);

@@ -5,8 +5,8 @@
 //! then, and a difference is a failure that names it. NCCL itself would hang, or mix up data.
 //!
 //! Stricter than NCCL: every rank takes part in every group of its communicator, and the buffers of a group
-//! are at the same place of equally long allocations on all ranks, as symmetric windows need it. So ranks
-//! that exchange two groups of equal kinds and sizes are found too.
+//! are at the same place of equally long allocations on all ranks, as symmetric windows need it, unless
+//! `places=0`. So ranks that exchange two groups of equal kinds and sizes are found too.
 //!
 //! Sums are of f32. NCCL promises no order of their ranks; here it is drawn by the seed and the size of the
 //! call, so that equal calls have equal bits, as NCCL's have on one machine.
@@ -86,12 +86,12 @@ impl CallGroup {
     ///
     /// # Errors
     /// A call reads bytes that were never written or are not allocated, or that another one writes.
-    pub(crate) fn post(&self, number: u64, memory: &Memory) -> Result<Post, String> {
+    pub(crate) fn post(&self, number: u64, memory: &Memory, with_places: bool) -> Result<Post, String> {
         if let Some(race) = self.race() {
             return Err(race);
         }
         let place = |range: Option<(u64, u64)>| {
-            let (start, bytes) = memory.allocation(range?.0)?;
+            let (start, bytes) = memory.allocation(range.filter(|_| with_places)?.0)?;
             Some(MemoryPlace { offset: range?.0 - start, of: bytes })
         };
         let posted = |call: &GroupCall| {

@@ -1,4 +1,4 @@
-//! Messages from one rank of a group to another.
+//! Messages from one rank of a group to another, and between two ranks in both directions.
 
 use xtrain_program::{Collective, Cost, Groups, Op, OpError, Operand};
 use xtrain_tensor::TensorType;
@@ -22,6 +22,16 @@ pub struct Receive {
     pub from: usize,
     /// The type of x.
     pub ty: TensorType,
+}
+
+/// `x -> y`: sends x, of any type, to the rank at the place `with` of the group, and receives y, of its type,
+/// from that rank, which runs one of these too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendReceive {
+    /// The ranks of which both are.
+    pub groups: Groups,
+    /// The place of the other rank.
+    pub with: usize,
 }
 
 impl Op for Send {
@@ -69,5 +79,31 @@ impl Op for Receive {
 
     fn cost(&self, _: &[TensorType], _: &[TensorType]) -> Cost {
         Cost::of_message(0)
+    }
+}
+
+impl Op for SendReceive {
+    fn name(&self) -> &'static str {
+        "send_receive"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::arity("send_receive", inputs, 1)?;
+        OpError::ensure(self.with < self.groups.size, || {
+            format!("messages with place {} of {} ranks", self.with, self.groups.size)
+        })?;
+        Ok(vec![inputs[0]])
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
+    }
+
+    fn collective(&self) -> Option<(Collective, Groups)> {
+        Some((Collective::SendReceive { with: self.with }, self.groups))
+    }
+
+    fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
+        Cost::of_message(inputs[0].bytes())
     }
 }

@@ -16,7 +16,7 @@ mod tests;
 
 pub use all_gather::AllGather;
 pub use all_to_all::AllToAll;
-pub use message::{Receive, Send};
+pub use message::{Receive, Send, SendReceive};
 pub use reduce_scatter::ReduceScatter;
 
 use xtrain_program::{Groups, OpError};

@@ -365,14 +365,11 @@ impl ReducePass<'_> {
                 self.emit(self.ops.add(), &[gradient, further], Some(gradient), when, &origin)?;
             }
             let Some(Tie { other, .. }) = tie.filter(|tie| *tie.parameter == *name) else { continue };
-            // At the end of the backward: the first stage has its gradient only when the last one has sent
-            // the gradients of activations.
-            let groups = self.parallel.pipeline_groups();
-            let send = Code::Plain(self.ops.send(groups, other));
-            let send = instantiate(&mut self.out, send, &[gradient], &[], origin.clone())?;
-            self.reduction.push(Instance { when, ..send });
-            let receive = self.ops.receive(groups, other, self.out.ty(gradient));
-            let received = self.emit(receive, &[], None, when, &origin)?;
+            // In the update, before which each stage has sent all gradients of activations: the first one has
+            // its gradient after the last.
+            let (origin, when) = (Origin { stage: Stage::Update, ..origin }, When::Always);
+            let both = self.ops.send_receive(self.parallel.pipeline_groups(), other);
+            let received = self.emit(both, &[gradient], None, when, &origin)?;
             self.emit(self.ops.add(), &[gradient, received], Some(gradient), when, &origin)?;
         }
         let added = std::mem::take(&mut self.reduction);

@@ -8,14 +8,14 @@ use xtrain_program::{Plan, Program, Region};
 use xtrain_tensor::host::ALIGN_BYTES;
 
 /// A span of the engine's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ArenaSpan {
     chunk: ArenaChunk,
     offset: usize,
     pub(super) bytes: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ArenaChunk {
     Scratch,
     Persistent(usize),
@@ -32,9 +32,12 @@ impl ArenaSpan {
         ArenaSpan { offset: self.offset + offset, bytes, ..self }
     }
 
-    /// The span that begins so many bytes later.
-    pub(super) fn later(self, bytes: usize) -> ArenaSpan {
-        ArenaSpan { offset: self.offset + bytes, ..self }
+    /// The number of the span's chunk among [`Arena::chunks`], and its first byte there.
+    pub(super) fn place(self) -> (usize, usize) {
+        match self.chunk {
+            ArenaChunk::Scratch => (0, self.offset),
+            ArenaChunk::Persistent(n) => (n + 1, self.offset),
+        }
     }
 
     /// The bytes between the end of a value and the next position at which a value may start; `None` if there

@@ -1,10 +1,11 @@
 //! The interface of collectives on GPU memory, and that of a run of one process.
 
-use super::arena::{Arena, ArenaSpan};
+use super::arena::Arena;
+use super::loaded::Loaded;
 use super::watchdog::Watchdog;
 use crate::collective::sending;
 use crate::error::EngineError;
-use crate::part::ProgramId;
+use crate::part::{Part, ProgramId};
 use thiserror::Error;
 use xtrain_cuda::{CudaError, Delay, DeviceSpan, Stream};
 use xtrain_distributed::{CommError, Pace};
@@ -14,7 +15,7 @@ use xtrain_program::{Collective, Groups, Program};
 ///
 /// An engine calls it where it would launch a kernel: with the stream of the communication lane, which has
 /// waited for the writers of the input, and whose later work is waited for by the readers of the output. The
-/// calls of a program come in its list order, on every rank. Tensors contain no padding
+/// calls of a program come in its list order, on every rank of a stage. Tensors contain no padding
 /// ([`Collective`]): a short input is read as if zeros followed it, and a short output is not written past
 /// its end.
 pub(super) trait DeviceCommunicator: Send + Sync {
@@ -35,13 +36,25 @@ pub(super) trait DeviceCommunicator: Send + Sync {
     }
 
     /// Prepares the collectives of a program before its first run, which all ranks begin. The call may wait
-    /// for other ranks. `places` has the places of the program's values in `arena`.
-    fn connect(
-        &mut self,
-        _: &Program,
-        _places: &[Option<ArenaSpan>],
-        _: &Arena,
+    /// for other ranks. The memory of the program, which is `id`, is in `arena`.
+    fn connect(&mut self, _: ProgramId, _: &Loaded, _: &Arena) -> Result<(), DeviceCommError> {
+        Ok(())
+    }
+
+    /// Enqueues on `compute`, the stream of the compute lane, what comes before a part of a program. It is
+    /// not recorded.
+    fn begin_part(
+        &self,
+        _: ProgramId,
+        _: &Loaded,
+        _: Part,
+        _compute: &Stream,
     ) -> Result<(), DeviceCommError> {
+        Ok(())
+    }
+
+    /// Enqueues what follows a part on `compute`.
+    fn end_part(&self, _: ProgramId, _: &Loaded, _: Part, _compute: &Stream) -> Result<(), DeviceCommError> {
         Ok(())
     }
 
@@ -53,6 +66,11 @@ pub(super) trait DeviceCommunicator: Send + Sync {
 /// A collective and its operands.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
+    pub(super) program: ProgramId,
+    /// The index of the instance.
+    pub(super) instance: usize,
+    /// The slot of the part that runs it.
+    pub(super) slot: usize,
     pub(super) collective: Collective,
     pub(super) groups: Groups,
     pub(super) input: DeviceSpan<'a>,
@@ -124,11 +142,11 @@ impl DeviceCommunicator for Copies {
 }
 
 /// Bytes that a rank sends to others in this collective.
-fn sent_bytes(Call { collective, groups, input, output }: &Call<'_>) -> u64 {
+fn sent_bytes(Call { collective, groups, input, output, .. }: &Call<'_>) -> u64 {
     collective.sent_bytes(*groups, input.bytes(), output.bytes()) as u64
 }
 
-fn copy(Call { collective, groups, input, output }: Call<'_>, stream: &Stream) -> Result<(), CudaError> {
+fn copy(Call { collective, groups, input, output, .. }: Call<'_>, stream: &Stream) -> Result<(), CudaError> {
     if collective.is_message() {
         return if output.bytes() > 0 { output.fill(0, stream) } else { Ok(()) };
     }
@@ -140,7 +158,9 @@ fn copy(Call { collective, groups, input, output }: Call<'_>, stream: &Stream) -
         Collective::AllToAll { first } | Collective::ReduceScatter { first } => {
             piece_of(input, (n - first % n) % n, piece)
         }
-        Collective::Send { .. } | Collective::Receive { .. } => unreachable!("not copied"),
+        Collective::Send { .. } | Collective::Receive { .. } | Collective::SendReceive { .. } => {
+            unreachable!("not copied")
+        }
     };
     for r in 0..output.bytes().div_ceil(piece.max(1)) {
         let room = piece_of(output, r, piece);

@@ -33,7 +33,9 @@ fn padded_operands((collective, groups): (Collective, Groups), input: usize, out
     match collective {
         Collective::AllGather { .. } => [input, padded],
         Collective::AllToAll { .. } | Collective::ReduceScatter { .. } => [padded, padded],
-        Collective::Send { .. } | Collective::Receive { .. } => [input, output],
+        Collective::Send { .. } | Collective::Receive { .. } | Collective::SendReceive { .. } => {
+            [input, output]
+        }
     }
 }
 
@@ -75,7 +77,7 @@ impl DeviceCommunicator for HostStaged {
 impl HostStaged {
     fn exchange(
         &self,
-        Call { collective, groups, input, output }: Call<'_>,
+        Call { collective, groups, input, output, .. }: Call<'_>,
         stream: &Stream,
     ) -> Result<(), DeviceCommError> {
         let call = (collective, groups);

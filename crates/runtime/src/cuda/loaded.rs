@@ -81,10 +81,20 @@ impl Loaded {
         self.program.instances.iter().any(is_collective)
     }
 
+    /// True if `part` is recorded as a graph by now.
+    pub(super) fn is_recorded(&self, part: Part) -> bool {
+        matches!(self.graphs.get(&part), Some(Recording::Recorded(_)))
+    }
+
     /// The span of a value in a part that uses this slot.
     pub(super) fn span(&self, value: ValueId, slot: usize) -> ArenaSpan {
         let span = self.spans[value.0 as usize].expect("every operand is planned");
-        if self.is_in_slots[value.0 as usize] { span.later(slot * self.slot_bytes) } else { span }
+        span.part(slot * self.slot_stride(value), span.bytes)
+    }
+
+    /// Bytes between the places of a value in a slot and in the next; 0 if it is in no slots.
+    pub(super) fn slot_stride(&self, value: ValueId) -> usize {
+        if self.is_in_slots[value.0 as usize] { self.slot_bytes } else { 0 }
     }
 
     /// The indices of an instance's work in a part that uses this slot: 0 if it has no operand in slots; and

@@ -13,7 +13,10 @@ mod lanes;
 mod loaded;
 mod marks;
 mod nccl;
+mod nccl_messages;
 mod peer_copies;
+mod peer_memory;
+mod peer_places;
 mod positions;
 mod ring;
 mod staging;
@@ -36,6 +39,7 @@ use loaded::{Loaded, Recording, find, prepare};
 use marks::Marks;
 use nccl::Nccl;
 pub use nccl::{NcclGroups, groups_of_run};
+pub use nccl_messages::{MessagePair, message_pairs};
 use peer_copies::PeerCopies;
 use positions::Passage;
 use ring::{Inputs, PendingOutputs as OutputRing};
@@ -128,7 +132,7 @@ impl CudaEngine {
     /// the GPU may take, and whether the run has ended on another rank.
     ///
     /// # Errors
-    /// The system refuses a thread.
+    /// The system refuses a thread, the GPU a stream.
     pub fn with_nccl(mut self, nccl: NcclGroups, host: Arc<dyn Communicator>) -> Result<Self, EngineError> {
         self.communicator = Box::new(Nccl::new(nccl, host, self.gpu.context())?);
         Ok(self)
@@ -164,18 +168,25 @@ impl CudaEngine {
         waited
     }
 
-    /// Enqueues a part, or waits for it if its ops are timed.
+    /// Enqueues a part, with what its collectives need before and after it.
     fn run_part(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
         let part = self.programs[id.0].distinct(part);
         let loaded = &mut self.programs[id.0];
         if !loaded.is_connected {
-            self.communicator.connect(&loaded.program, &loaded.spans, &self.arena)?;
+            self.communicator.connect(id, loaded, &self.arena)?;
             loaded.is_connected = true;
         }
         let begin = self.watch.begin(self.streams.compute())?;
         let loaded = &mut self.programs[id.0];
         loaded.inputs.send(self.arena.memory(loaded.input_span), self.streams.compute())?;
         self.watch.end(begin, id, TimedWork::Inputs, self.streams.compute())?;
+        self.communicator.begin_part(id, &self.programs[id.0], part, self.streams.compute())?;
+        self.launch_part(id, part)?;
+        Ok(self.communicator.end_part(id, &self.programs[id.0], part, self.streams.compute())?)
+    }
+
+    /// Enqueues a part, or waits for it if its ops are timed.
+    fn launch_part(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
         if let Timing::Ops { repeats } = self.watch.timing() {
             return self.run_ops(id, part, repeats);
         }
@@ -288,10 +299,10 @@ impl CudaEngine {
         let _range = (!mode.recording)
             .then(|| nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin)));
         if self.checks.poison {
-            run.into_iter().try_for_each(|index| self.poison(loaded, index, part))?;
+            run.clone().try_for_each(|index| self.poison(loaded, index, part))?;
         }
         let calls: Vec<Call<'_>> =
-            instances.iter().filter_map(|i| self.call(loaded, i, part.slot())).collect();
+            run.clone().filter_map(|index| self.call(id, index, part.slot())).collect();
         if !calls.is_empty() {
             let watchdog = self.communicator.watchdog();
             let passes = |passage| {
@@ -314,15 +325,17 @@ impl CudaEngine {
     }
 
     /// The collective of an instance, if it is one.
-    fn call(&self, loaded: &Loaded, instance: &Instance, slot: usize) -> Option<Call<'_>> {
+    fn call(&self, id: ProgramId, index: usize, slot: usize) -> Option<Call<'_>> {
+        let loaded = &self.programs[id.0];
+        let instance = &loaded.program.instances[index];
         let (collective, groups) = instance.code.op().collective()?;
         let input = instance.inputs.first().copied();
         let output = instance.outputs.first().map(|o| o.value);
         let span = |value: ValueId| self.arena.memory(loaded.span(value, slot));
-        // A message has one of both.
+        // A message may have one of both.
         let any = input.or(output).map(span)?;
         let [input, output] = [input, output].map(|value| value.map_or(any.part(0..0), span));
-        Some(Call { collective, groups, input, output })
+        Some(Call { program: id, instance: index, slot, collective, groups, input, output })
     }
 
     /// Makes the checks that follow an instance.

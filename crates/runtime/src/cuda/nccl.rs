@@ -1,11 +1,15 @@
-//! Collectives on GPU memory by NCCL, which graphs contain. Each kind of groups has a communicator.
+//! Collectives on GPU memory by NCCL, which graphs contain. Each kind of groups has a communicator, and each
+//! pair of ranks that send messages.
 
+use super::arena::Arena;
 use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator, piece_of};
+use super::loaded::Loaded;
+use super::nccl_messages::{MessagePair, NcclMessages};
 use super::watchdog::{PeerLink, Watchdog};
-use crate::part::ProgramId;
+use crate::part::{Part, ProgramId};
 use std::sync::Arc;
 use xtrain_cuda::{Context, CudaError, DeviceSpan, NcclCall, NcclCommunicator, NcclId, Stream};
-use xtrain_distributed::{CommError, Communicator, Groups};
+use xtrain_distributed::{Communicator, Groups};
 use xtrain_program::{Collective, Parallel, Program};
 use xtrain_rank::Rank;
 
@@ -13,6 +17,7 @@ use xtrain_rank::Rank;
 pub fn groups_of_run(parallel: &Parallel) -> Vec<Groups> {
     let all = [
         parallel.world(),
+        parallel.stage_groups(),
         parallel.shard_groups(),
         parallel.replica_groups(),
         parallel.expert_groups(),
@@ -27,9 +32,10 @@ pub fn groups_of_run(parallel: &Parallel) -> Vec<Groups> {
     kinds
 }
 
-/// A rank's communicator of each kind of groups.
+/// A rank's communicator of each kind of groups, and those of its messages.
 pub struct NcclGroups {
     communicators: Vec<(Groups, Arc<NcclCommunicator>)>,
+    of_messages: Vec<(MessagePair, Arc<NcclCommunicator>)>,
     names_in_graphs: bool,
 }
 
@@ -51,7 +57,27 @@ impl NcclGroups {
             Ok((*groups, Arc::new(communicator)))
         };
         let communicators = kinds.iter().zip(ids).map(join).collect::<Result<_, E>>()?;
-        Ok(NcclGroups { communicators, names_in_graphs: false })
+        Ok(NcclGroups { communicators, of_messages: Vec::new(), names_in_graphs: false })
+    }
+
+    /// Joins the other rank of each of `pairs` of which `rank` is one, in their order, which is that of all
+    /// ranks. Each has an id.
+    ///
+    /// # Errors
+    /// Those of [`NcclCommunicator::join`].
+    pub fn with_messages<E: From<CudaError>>(
+        mut self,
+        context: &Context,
+        rank: usize,
+        pairs: &[(MessagePair, NcclId)],
+        poll: &dyn Fn() -> Result<(), E>,
+    ) -> Result<NcclGroups, E> {
+        for (pair, id) in pairs.iter().filter(|(pair, _)| pair.has(rank)) {
+            let place = Rank { index: usize::from(pair.to == rank), world_size: 2 };
+            let communicator = NcclCommunicator::join(context, id, place, poll)?;
+            self.of_messages.push((*pair, Arc::new(communicator)));
+        }
+        Ok(self)
     }
 
     /// Lets graphs tell which collectives they have come to, if `names`, so that an error can name those that
@@ -65,6 +91,7 @@ impl NcclGroups {
 pub(super) struct Nccl {
     // It ends before the communicators, which it uses.
     watchdog: Watchdog,
+    messages: NcclMessages,
     groups: NcclGroups,
     world_size: usize,
 }
@@ -75,12 +102,13 @@ impl Nccl {
         groups: NcclGroups,
         host: Arc<dyn Communicator>,
         context: &Context,
-    ) -> Result<Self, CommError> {
-        let all =
-            groups.communicators.iter().map(|(_, communicator)| communicator.clone() as Arc<dyn PeerLink>);
-        let names = groups.names_in_graphs;
-        let world_size = host.world_size();
-        Ok(Nccl { watchdog: Watchdog::start(all.collect(), host, context, names)?, groups, world_size })
+    ) -> Result<Self, DeviceCommError> {
+        let of_groups = groups.communicators.iter().map(|(_, communicator)| communicator);
+        let all = of_groups.chain(groups.of_messages.iter().map(|(_, communicator)| communicator));
+        let all = all.map(|communicator| communicator.clone() as Arc<dyn PeerLink>).collect();
+        let messages = NcclMessages::new(host.rank(), &groups.of_messages, context)?;
+        let (names, world_size) = (groups.names_in_graphs, host.world_size());
+        Ok(Nccl { watchdog: Watchdog::start(all, host, context, names)?, messages, groups, world_size })
     }
 }
 
@@ -111,31 +139,55 @@ impl DeviceCommunicator for Nccl {
         Some(&self.watchdog)
     }
 
-    /// All of `calls` are one group of NCCL's: it launches one kernel for them.
+    fn connect(&mut self, id: ProgramId, loaded: &Loaded, arena: &Arena) -> Result<(), DeviceCommError> {
+        Ok(self.messages.connect(id, loaded, arena.context())?)
+    }
+
+    fn begin_part(
+        &self,
+        id: ProgramId,
+        loaded: &Loaded,
+        part: Part,
+        compute: &Stream,
+    ) -> Result<(), DeviceCommError> {
+        self.messages.begin_part(id, loaded, part, compute, &self.watchdog)
+    }
+
+    fn end_part(
+        &self,
+        id: ProgramId,
+        loaded: &Loaded,
+        part: Part,
+        compute: &Stream,
+    ) -> Result<(), DeviceCommError> {
+        self.messages.end_part(id, loaded, part, compute, &self.watchdog)
+    }
+
+    /// All of `calls` are one group of NCCL's: it launches one kernel for them. A message is alone.
     fn enqueue(&self, calls: &[Call<'_>], stream: &Stream) -> Result<(), DeviceCommError> {
-        let Some(&Call { groups: kind, .. }) = calls.first() else { return Ok(()) };
+        let Some(first @ &Call { groups: kind, .. }) = calls.first() else { return Ok(()) };
         if kind.size == 1 {
             return Copies::unpaced(1).enqueue(calls, stream);
+        }
+        if first.collective.is_message() {
+            return self.watchdog.while_connecting(|poll| self.messages.enqueue(first, stream, poll));
         }
         let found = self.groups.communicators.iter().find(|(groups, _)| *groups == kind);
         let (_, communicator) = found.expect("the groups of the run have communicators");
         let rank = communicator.rank();
         let mut together = Vec::new();
-        for &Call { collective, groups, input, output } in calls {
+        for &Call { collective, groups, input, output, .. } in calls {
             let piece = collective.piece_bytes(groups, input.bytes(), output.bytes());
             together.extend(match collective {
                 Collective::AllGather { first } => gather(first, rank.world_size, input, output),
                 Collective::AllToAll { first } => exchange(first, rank, piece, input, output, stream)?,
                 Collective::ReduceScatter { first } => reduce(first, rank, input, output, stream)?,
-                Collective::Send { to } => vec![NcclCall::Send { to, input }],
-                Collective::Receive { from } => vec![NcclCall::Receive { from, output }],
+                Collective::Send { .. } | Collective::Receive { .. } | Collective::SendReceive { .. } => {
+                    unreachable!("a message is alone")
+                }
             });
         }
-        self.watchdog.set_connects(true);
-        let poll = || self.watchdog.check().map_err(DeviceCommError::from);
-        let enqueued = communicator.enqueue(&together, stream, &poll);
-        self.watchdog.set_connects(false);
-        enqueued
+        self.watchdog.while_connecting(|poll| communicator.enqueue(&together, stream, poll))
     }
 }
 

@@ -4,7 +4,8 @@
 use std::fmt::Write;
 use std::ops::Range;
 use xtrain_cuda::{CudaError, Stream, StreamProgress};
-use xtrain_program::{Groups, Instance, Program, order};
+use xtrain_program::{Collective, Groups, Instance, Program, order};
+use xtrain_tensor::TensorType;
 
 /// The side of collectives at which a stream is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,10 +23,10 @@ pub(super) struct Positions {
 }
 
 impl Positions {
-    /// The collectives of `program`, at none of which the GPU has been.
-    pub(super) fn new(program: &Program, stream: &Stream) -> Result<Positions, CudaError> {
+    /// The collectives of `program` on this rank, at none of which the GPU has been.
+    pub(super) fn new(program: &Program, rank: usize, stream: &Stream) -> Result<Positions, CudaError> {
         let runs = order::runs(program).into_iter();
-        let runs: Vec<_> = runs.filter_map(|run| Some((run.start, words(program, run)?))).collect();
+        let runs: Vec<_> = runs.filter_map(|run| Some((run.start, words(program, rank, run)?))).collect();
         let progress = StreamProgress::new(stream.context(), 2 * runs.len() as u32 + 1, stream)?;
         Ok(Positions { runs, progress })
     }
@@ -57,11 +58,11 @@ impl Positions {
 }
 
 /// Collectives that are issued together in words: their kind, what the first of them carries, their bytes,
-/// and the ranks. `None` for other instances.
-fn words(program: &Program, run: Range<usize>) -> Option<String> {
+/// and the ranks, the other one if it is a message. `None` for other instances.
+fn words(program: &Program, rank: usize, run: Range<usize>) -> Option<String> {
     let instances = &program.instances[run];
     let (first, op) = (&instances[0], instances[0].code.op());
-    let (_, Groups { size, stride }) = op.collective()?;
+    let (collective, groups) = op.collective()?;
     let mut words = format!("{} at {} ({})", op.name(), first.origin, first.origin.role.name());
     if let more @ 1.. = instances.len() - 1 {
         // Writing to a string succeeds.
@@ -69,6 +70,17 @@ fn words(program: &Program, run: Range<usize>) -> Option<String> {
     }
     let sent = |i: &Instance| i.code.op().cost(&program.input_types(i), &program.output_types(i)).sent_bytes;
     let bytes: f64 = instances.iter().map(sent).sum();
+    if let Some(place) = collective.other_place() {
+        let other = groups.rank_at(rank, place);
+        return Some(match collective {
+            Collective::Receive { .. } => {
+                let received = program.output_types(first).iter().map(TensorType::bytes).sum::<usize>();
+                format!("{words}, which receives {received} bytes from rank {other}")
+            }
+            _ => format!("{words}, which sends {bytes} bytes to rank {other}"),
+        });
+    }
+    let Groups { size, stride } = groups;
     let ranks = match stride {
         1 => format!("{size} ranks"),
         _ => format!("{size} ranks, {stride} apart"),

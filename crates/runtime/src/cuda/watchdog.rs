@@ -120,14 +120,20 @@ impl Watchdog {
         self.shared.lock().failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Tells that NCCL begins or ends to enqueue a collective.
-    pub(super) fn set_connects(&self, connects: bool) {
-        self.shared.lock().connects_since = connects.then(Instant::now);
+    /// Enqueues collectives of NCCL, which may first connect their ranks and asks meanwhile whether to go on.
+    pub(super) fn while_connecting<E: From<CommError>>(
+        &self,
+        enqueue: impl FnOnce(&dyn Fn() -> Result<(), E>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.shared.lock().connects_since = Some(Instant::now());
+        let enqueued = enqueue(&|| Ok(self.check()?));
+        self.shared.lock().connects_since = None;
+        enqueued
     }
 
     /// Keeps the positions among the collectives of `program`, which becomes `id`.
     pub(super) fn reserve(&self, id: ProgramId, program: &Program, stream: &Stream) -> Result<(), CudaError> {
-        let positions = Arc::new(Positions::new(program, stream)?);
+        let positions = Arc::new(Positions::new(program, self.shared.host.rank(), stream)?);
         let mut state = self.shared.lock();
         // A program that could not be loaded has left its place to another.
         state.positions.truncate(id.0);
@@ -150,14 +156,20 @@ impl Watchdog {
         stream: &Stream,
         is_captured: bool,
     ) -> Result<(), CudaError> {
-        let positions = self.positions(id);
         if passage == Passage::Before {
-            positions.words(first).clone_into(&mut self.shared.lock().enqueues);
+            self.comes_to(id, first);
         }
+        let positions = self.positions(id);
         match is_captured && !self.names_in_graphs {
             true => Ok(()),
             false => positions.pass(first, passage, stream),
         }
+    }
+
+    /// Tells that the host comes to the collectives of a program that begin with the instance `first`.
+    pub(super) fn comes_to(&self, id: ProgramId, first: usize) {
+        let positions = self.positions(id);
+        positions.words(first).clone_into(&mut self.shared.lock().enqueues);
     }
 
     /// Notes that `stream` ends with `part` of a program, which was enqueued op by op or as a graph.
@@ -238,10 +250,22 @@ impl Shared {
         let mut state = self.lock();
         while !state.ends {
             drop(state);
-            self.links.iter().for_each(|link| link.abort());
+            self.abort_links();
             let waited = self.changed.wait_timeout_while(self.lock(), ABORT_TICK, |state| !state.ends);
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Aborts the links at the same time: NCCL waits for queued work, which may be behind that of another.
+    fn abort_links(&self) {
+        thread::scope(|scope| {
+            for link in &self.links {
+                let is_alone = self.links.len() == 1;
+                if is_alone || thread::Builder::new().spawn_scoped(scope, || link.abort()).is_err() {
+                    link.abort();
+                }
+            }
+        });
     }
 
     /// Logs where this rank is when another one has waited in vain.

@@ -364,14 +364,22 @@ impl Learner {
         let (train, mut written) = (self.current, n);
         let (turn, slot) = place(n);
         self.weights.engine().run(train, Part::Forward(turn, slot))?;
-        self.in_flight.push_back((n, batch.clone()));
-        while self.in_flight.len() >= if last { 1 } else { slots } {
-            let Some((oldest, batch)) = self.in_flight.pop_front() else { break };
-            if oldest != written {
-                self.write_inputs(step, oldest, &batch)?;
-                written = oldest;
-            }
+        // The micro-batches whose backward runs later, this one included.
+        let kept = if last { 0 } else { slots - 1 };
+        while self.in_flight.len() >= kept.max(1)
+            && let Some((oldest, batch)) = self.in_flight.pop_front()
+        {
+            self.write_inputs(step, oldest, &batch)?;
+            written = oldest;
             let (turn, slot) = place(oldest);
+            self.weights.engine().run(train, Part::Backward(turn, slot))?;
+        }
+        if kept > 0 {
+            self.in_flight.push_back((n, batch.clone()));
+        } else {
+            if written != n {
+                self.write_inputs(step, n, batch)?;
+            }
             self.weights.engine().run(train, Part::Backward(turn, slot))?;
         }
         if last {

@@ -311,9 +311,11 @@ impl World {
             }
         }
         let mut planned_sent = training.sent_bytes(self.micro_steps);
-        // Ranks on CPUs exchange what they add.
-        if let Some(bytes) = planned_sent.remove("reduce_scatter") {
-            *planned_sent.entry("all_to_all").or_default() += bytes;
+        // Ranks on CPUs exchange what they add, and send before they receive.
+        for (planned, called) in [("reduce_scatter", "all_to_all"), ("send_receive", "send")] {
+            if let Some(bytes) = planned_sent.remove(planned) {
+                *planned_sent.entry(called).or_default() += bytes;
+            }
         }
         let sent = (sent, planned_sent);
         let applied = learner.read_state(StateKind::Counter, "applied").expect("a counter");

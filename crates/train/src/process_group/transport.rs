@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use std::time::Instant;
 use xtrain_config::{ParallelConfig, Transport};
 use xtrain_cuda::{CudaDevice, CudaError, Gpu, Installed, Library, NcclId};
-use xtrain_distributed::{CommError, Groups};
+use xtrain_distributed::CommError;
 use xtrain_program::Reduce;
-use xtrain_runtime::{NcclGroups, groups_of_run};
+use xtrain_runtime::{MessagePair, NcclGroups, groups_of_run, message_pairs};
 use xtrain_step::engine::{DataPath, Processor};
 
 /// The paths, before ranks are connected.
@@ -44,19 +44,6 @@ impl ProcessGroup {
             (Processor::Cpu, _) | (_, Transport::Host) => return Ok(DataPath::Host),
             (Processor::Cuda(gpu), _) => gpu,
         };
-        if parallel.stages(self.rank().world_size) > 1 {
-            if parallel.transport != Transport::Auto {
-                let why = "the stages of a pipeline do not use it yet; leave it out";
-                return Err(requested(parallel.transport, why));
-            }
-            if self.is_first() {
-                tracing::warn!(
-                    "parallel.pipeline: GPUs exchange everything through host memory, which is slow; their copies and NCCL are not supported \
-                     between stages yet"
-                );
-            }
-            return Ok(DataPath::Host);
-        }
         let nccl = Installed::open(Library::Nccl).map(|found| found.version).map_err(missing);
         let found = UsablePaths { copies: self.copies(gpu)?, nccl };
         let all = ranks.control.gather(&encoded(&found)?)?;
@@ -133,8 +120,13 @@ impl ProcessGroup {
     fn nccl(&self, gpu: &Gpu, parallel: &ParallelConfig) -> Result<NcclGroups, RunError> {
         let Some(ranks) = &self.ranks else { unreachable!("ranks have chosen NCCL") };
         let rank = self.rank();
-        let kinds = groups_of_run(&parallel.parallel(rank, 1));
-        let ids = self.nccl_ids(&kinds)?;
+        let of_run = parallel.parallel(rank, 1);
+        let (kinds, pairs) = (groups_of_run(&of_run), message_pairs(&of_run));
+        let of_groups = kinds.iter().map(|groups| groups.ranks(rank.index).next().unwrap_or(rank.index));
+        let firsts: Vec<usize> = of_groups.chain(pairs.iter().map(|pair| pair.from)).collect();
+        let ids = self.nccl_ids(&firsts)?;
+        let (ids, of_pairs) = ids.split_at(kinds.len());
+        let pairs: Vec<(MessagePair, NcclId)> = pairs.into_iter().zip(of_pairs.iter().copied()).collect();
         let (began, limit) = (Instant::now(), parallel.start_timeout.duration());
         let poll = || match ranks.control.fault() {
             Some(fault) => Err(Ended::Ranks(CommError::Aborted(fault))),
@@ -145,31 +137,31 @@ impl ProcessGroup {
                 limit.as_secs_f32()
             )))),
         };
-        match NcclGroups::join(gpu.context(), rank.index, &kinds, &ids, &poll) {
+        let joined = NcclGroups::join(gpu.context(), rank.index, &kinds, ids, &poll);
+        match joined.and_then(|groups| groups.with_messages(gpu.context(), rank.index, &pairs, &poll)) {
             Ok(groups) => Ok(groups.naming(parallel.name_collectives)),
             Err(Ended::Ranks(error)) => Err(error.into()),
             Err(Ended::Cuda(error)) => Err(refused(error)),
         }
     }
 
-    /// The id of this rank's group of each kind, which the first rank of the group makes.
-    fn nccl_ids(&self, kinds: &[Groups]) -> Result<Vec<NcclId>, RunError> {
+    /// The id of each of the run's communicators, as many on each rank. The rank `firsts` makes it.
+    fn nccl_ids(&self, firsts: &[usize]) -> Result<Vec<NcclId>, RunError> {
         let Some(ranks) = &self.ranks else { return Ok(Vec::new()) };
         let rank = self.rank().index;
-        let make = |groups: &Groups| match groups.place(rank) {
-            0 => Ok(NcclId::new().map_err(refused)?.bytes().to_vec()),
-            _ => Ok(Vec::new()),
+        let make = |first: &usize| match *first == rank {
+            true => Ok(NcclId::new().map_err(refused)?.bytes().to_vec()),
+            false => Ok(Vec::new()),
         };
-        let own = kinds.iter().map(make).collect::<Result<Vec<Vec<u8>>, RunError>>()?;
+        let own = firsts.iter().map(make).collect::<Result<Vec<Vec<u8>>, RunError>>()?;
         let gathered = ranks.control.gather(&encoded(&own)?)?;
         let all: Vec<Vec<Vec<u8>>> = self.decide(|| gathered.iter().map(|ids| decoded(ids)).collect())?;
-        let of = |(kind, groups): (usize, &Groups)| {
-            let first = groups.ranks(rank).next().unwrap_or(rank);
-            let id = <[u8; 128]>::try_from(all[first][kind].as_slice());
+        let of = |(number, &first): (usize, &usize)| {
+            let id = <[u8; 128]>::try_from(all[first][number].as_slice());
             let malformed = |_| CommError::System(format!("rank {first} sent no id for NCCL"));
             Ok(NcclId::from(id.map_err(malformed)?))
         };
-        kinds.iter().enumerate().map(of).collect()
+        firsts.iter().enumerate().map(of).collect()
     }
 
     /// The reason for which a rank cannot use NCCL, from what each has found.

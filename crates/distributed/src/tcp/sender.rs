@@ -17,12 +17,12 @@ use std::time::Duration;
 const TICK: Duration = Duration::from_millis(100);
 
 /// The thread that sends what is in outboxes. It ends with its owner.
-pub(super) struct Postman {
+pub(super) struct SenderThread {
     thread: Option<JoinHandle<()>>,
     ends: Arc<AtomicBool>,
 }
 
-impl Postman {
+impl SenderThread {
     /// Starts the thread.
     ///
     /// # Errors
@@ -31,15 +31,14 @@ impl Postman {
         state: &Arc<Mutex<State>>,
         peers: &[Peer],
         control: &Arc<Control>,
-    ) -> Result<Postman, CommError> {
-        let system = |error| limits::system("messages between ranks", &error);
+    ) -> Result<SenderThread, CommError> {
+        let system = |error| limits::system("the thread that sends messages to ranks", &error);
         let sockets = peers.iter().map(|peer| peer.socket.try_clone());
         let sockets = sockets.collect::<Result<Vec<TcpStream>, _>>().map_err(system)?;
         let ends = Arc::new(AtomicBool::new(false));
-        let delivery =
-            Delivery { state: state.clone(), sockets, control: control.clone(), ends: ends.clone() };
-        let thread = thread::Builder::new().name("messages".into()).spawn(move || delivery.run());
-        Ok(Postman { thread: Some(thread.map_err(system)?), ends })
+        let sender = Sender { state: state.clone(), sockets, control: control.clone(), ends: ends.clone() };
+        let thread = thread::Builder::new().name("sender".into()).spawn(move || sender.run());
+        Ok(SenderThread { thread: Some(thread.map_err(system)?), ends })
     }
 
     /// Tells the thread that there is a message.
@@ -50,7 +49,7 @@ impl Postman {
     }
 }
 
-impl Drop for Postman {
+impl Drop for SenderThread {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
         self.wake();
@@ -60,7 +59,7 @@ impl Drop for Postman {
 }
 
 /// The work of the thread.
-struct Delivery {
+struct Sender {
     state: Arc<Mutex<State>>,
     /// The connections with the other ranks, in order.
     sockets: Vec<TcpStream>,
@@ -68,7 +67,7 @@ struct Delivery {
     ends: Arc<AtomicBool>,
 }
 
-impl Delivery {
+impl Sender {
     fn run(self) {
         while !self.ends.load(Ordering::Relaxed) {
             let waiting = self.advance();

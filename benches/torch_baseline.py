@@ -408,6 +408,12 @@ def make_chunked_ce(torch, V, n_chunks, compile_kw):
     return ChunkedCE.apply
 
 
+def decay_groups(params):
+    """Groups of an optimizer: matrices decay, vectors do not."""
+    return [dict(params=[p for p in params if p.dim() >= 2], weight_decay=0.1),
+            dict(params=[p for p in params if p.dim() < 2], weight_decay=0.0)]
+
+
 class MasterAdamW:
     """bf16 model weights, fp32 master copies stepped by torch's fused AdamW, clip folded in as grad_scale."""
 
@@ -417,11 +423,8 @@ class MasterAdamW:
         for m in self.master:
             m.grad = torch.zeros_like(m)
         self.mgrads = [m.grad for m in self.master]
-        decay = [m for m in self.master if m.dim() >= 2]
-        rest = [m for m in self.master if m.dim() < 2]
-        groups = [dict(params=decay, weight_decay=0.1), dict(params=rest, weight_decay=0.0)]
         kw = dict(capturable=True) if capturable else {}
-        self.opt = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True, **kw)
+        self.opt = torch.optim.AdamW(decay_groups(self.master), lr=lr, betas=(0.9, 0.95), fused=True, **kw)
         dev = params[0].device
         self.opt.grad_scale = torch.ones((), device=dev, dtype=torch.float32)
         self.views = [p.detach() for p in params]
@@ -452,10 +455,8 @@ class MasterAdamW:
 class PlainAdamW:
     def __init__(self, torch, params, lr, capturable, max_norm=1.0):
         self.t, self.params, self.max_norm = torch, params, max_norm
-        groups = [dict(params=[p for p in params if p.dim() >= 2], weight_decay=0.1),
-                  dict(params=[p for p in params if p.dim() < 2], weight_decay=0.0)]
         kw = dict(capturable=True) if capturable else {}
-        self.opt = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True, **kw)
+        self.opt = torch.optim.AdamW(decay_groups(params), lr=lr, betas=(0.9, 0.95), fused=True, **kw)
 
     def zero_grad(self):
         self.opt.zero_grad(set_to_none=True)

@@ -19,6 +19,8 @@ Modes:
 
 import argparse
 import dataclasses
+import glob
+import importlib.util
 import json
 import os
 import pathlib
@@ -41,15 +43,12 @@ MODES = {
 }
 
 
-def build(torch, options, config, mode):
-    """The model that returns the loss, and its optimizer's step."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    from torch.nn.parallel import DistributedDataParallel
-
+def make_model(torch, options, config, mode, mixture=None):
+    """The model that returns the loss, compiled block by block; and torchao's float8, if linears compute in it."""
     cuda, functional = options.device == "cuda", torch.nn.functional
     log = (lambda s: print(s, flush=True)) if torch.distributed.get_rank() == 0 else (lambda s: None)
     attention, _ = torch_baseline.pick_sdpa(torch, config, options.batch, torch.bfloat16, options.device, log)
-    decoder = torch_baseline.build(torch, config, fused_proj=True, sdpa_fn=attention, pad_to=1, device=options.device)
+    decoder = torch_baseline.build(torch, config, fused_proj=True, sdpa_fn=attention, pad_to=1, device=options.device, mixture=mixture)
 
     class Loss(torch.nn.Module):
         """The final norm, the head and the loss."""
@@ -65,15 +64,12 @@ def build(torch, options, config, mode):
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.tok, self.layers, self.loss = decoder.tok, decoder.layers, Loss()
-            self.register_buffer("cos", decoder.cos, persistent=False)
-            self.register_buffer("sin", decoder.sin, persistent=False)
+            self.decoder, self.layers, self.loss = decoder, decoder.layers, Loss()
 
         def forward(self, tokens, targets):
-            x = self.tok(tokens)
-            for block in self.layers:
-                x = block(x, self.cos, self.sin)
-            return self.loss(x, targets)
+            x, balance = self.decoder.hidden(tokens)
+            loss = self.loss(x, targets)
+            return loss + balance if mixture else loss
 
     model = Model()
     fp8 = None
@@ -87,27 +83,41 @@ def build(torch, options, config, mode):
         fp8.convert_to_float8_training(model.layers, config=recipe)
     if options.compile == "block":
         for block in model.layers:
-            block.compile(fullgraph=not fp8, dynamic=False)
+            block.compile(fullgraph=not fp8 and not mixture, dynamic=False)
         model.loss.compile(dynamic=False)
+    return model, fp8
+
+
+def shard(torch, options, model, mode, ignored=None, reshard=True):
+    """Shards the model over all ranks by FSDP2, except for parameters that are ignored."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, mode.get("compute", "bfloat16")), reduce_dtype=getattr(torch, mode.get("reduce", "float32")))
+    mesh = torch.distributed.init_device_mesh(options.device, (options.gpus,))
+    sharded = dict(mesh=mesh, mp_policy=policy, ignored_params=ignored)
+    for block in model.layers:
+        fully_shard(block, reshard_after_forward=reshard, **sharded)
+    # As in torchtitan: what the backward reads first is kept.
+    fully_shard([model.loss.norm, model.loss.head], reshard_after_forward=False, **sharded)
+    fully_shard(model, reshard_after_forward=False, **sharded)
+    for block, next_block in zip(model.layers, model.layers[1:]):
+        block.set_modules_to_forward_prefetch([next_block])
+        next_block.set_modules_to_backward_prefetch([block])
+
+
+def build(torch, options, config, mode):
+    """A function that makes a step and returns its loss, and the optimizer."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    model, fp8 = make_model(torch, options, config, mode)
     if mode.get("shard"):
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=getattr(torch, mode.get("reduce", "float32")))
-        sharded = dict(mesh=torch.distributed.init_device_mesh(options.device, (options.gpus,)), mp_policy=policy)
-        for block in model.layers:
-            fully_shard(block, reshard_after_forward=True, **sharded)
-        # As in torchtitan: what the backward reads first is kept.
-        fully_shard([model.loss.norm, model.loss.head], reshard_after_forward=False, **sharded)
-        fully_shard(model, reshard_after_forward=False, **sharded)
-        for block, next_block in zip(model.layers, model.layers[1:]):
-            block.set_modules_to_forward_prefetch([next_block])
-            next_block.set_modules_to_backward_prefetch([block])
+        shard(torch, options, model, mode)
     parameters = list(model.parameters())
-    groups = [dict(params=[p for p in parameters if p.dim() >= 2], weight_decay=0.1),
-              dict(params=[p for p in parameters if p.dim() < 2], weight_decay=0.0)]
-    optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(torch_baseline.decay_groups(parameters), lr=3e-4, betas=(0.9, 0.95), fused=True)
     if options.compile == "model":
         model = torch.compile(model, dynamic=False)
     if not mode.get("shard"):
-        ids = [torch.cuda.current_device()] if cuda else None
+        ids = [torch.cuda.current_device()] if options.device == "cuda" else None
         model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, bucket_cap_mb=100, static_graph=True)
 
     def step(tokens, targets):
@@ -177,7 +187,17 @@ def work(options):
         steps(2)
         seconds, loss = steps(options.steps)
         memory = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()] if cuda else [0, 0]
-        answer(f"done-{number}", dict(seconds=seconds, loss=loss, allocated=memory[0], reserved=memory[1]))
+        answer(f"done-{number}", dict(seconds=seconds, loss=loss, allocated=memory[0], reserved=memory[1], versions=versions(torch, cuda)))
+
+
+def versions(torch, cuda):
+    """Versions of what a rank has loaded."""
+    found = {"torch": torch.__version__}
+    if cuda:
+        found |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version())), "card": torch.cuda.get_device_name()}
+    if "torchao" in sys.modules:
+        found["torchao"] = sys.modules["torchao"].__version__
+    return found
 
 
 class Mode:
@@ -186,8 +206,8 @@ class Mode:
     def __init__(self, options, name, port, folder):
         self.name, self.folder, self.seconds, self.last = name, folder / name, [], None
         self.folder.mkdir()
-        command = [sys.executable, __file__, "--work", "--mode", name, "--folder", self.folder]
-        for key in ("config", "batch", "gpus", "steps", "rounds", "device", "compile", "wheel_dir"):
+        command = [sys.executable, sys.argv[0], "--work", "--mode", name, "--folder", self.folder]
+        for key in ("config", "batch", "gpus", "steps", "rounds", "device", "compile", "wheel_dir", "frozen"):
             command += ["--" + key.replace("_", "-"), getattr(options, key)]
         self.ranks = []
         for rank in range(options.gpus):
@@ -217,23 +237,37 @@ class Mode:
             process.wait()
 
 
+def selected(options):
+    """Names of the modes to measure. Those that cannot run here are left out, which is said."""
+    torchao = importlib.util.find_spec("torchao") or glob.glob(f"{options.wheel_dir or '.'}/torchao-*.whl")
+    for name in list(MODES) if options.modes == "all" else filter(None, options.modes.split(",")):
+        mode = MODES[name]
+        if not torchao and (mode.get("fp8") or mode.get("experts_fp8")):
+            print(f"{name} skipped: torchao is not installed, and there is no wheel of it in --wheel-dir", file=sys.stderr, flush=True)
+        elif options.device == "cpu" and mode.get("experts_fp8"):
+            print(f"{name} skipped: torchao's grouped GEMM in FP8 needs a GPU", file=sys.stderr, flush=True)
+        else:
+            yield name
+
+
 def tell(number, name, seconds):
     """Tells the time of a mode's step in a round."""
     print(f"round {number + 1}: {name} {seconds[-1] * 1e3:.1f} ms", file=sys.stderr, flush=True)
 
 
-def main():
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(doc=__doc__, default="fsdp"):
+    arguments = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--config", required=True, choices=torch_baseline.CONFIGS)
     arguments.add_argument("--batch", type=int, required=True, help="sequences of a step on each GPU")
     arguments.add_argument("--gpus", type=int, default=2)
-    arguments.add_argument("--modes", default="fsdp", help="separated by commas")
+    arguments.add_argument("--modes", default=default, help="separated by commas, or all")
     arguments.add_argument("--xtrain", action="append", default=[], metavar="ARGS", help="a run file and --set options, beside it")
     arguments.add_argument("--steps", type=int, default=20, help="measured steps of a round")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     arguments.add_argument("--compile", default="block", choices=["block", "model", "none"])
     arguments.add_argument("--wheel-dir", default="", help="where a wheel of torchao lies that is not installed")
+    arguments.add_argument("--frozen", default="", choices=["", "zipf", "uniform"], help="mixtures: experts of tokens drawn once, not chosen by the router")
     for key in ("--mode", "--folder"):
         arguments.add_argument(key, help=argparse.SUPPRESS)
     arguments.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -246,7 +280,7 @@ def main():
         modes, ours = [], {arguments: [] for arguments in options.xtrain}
         try:
             bench = weak_scaling.Bench(folder, options.steps) if ours else None
-            for name in filter(None, options.modes.split(",")):
+            for name in selected(options):
                 modes.append(Mode(options, name, 29600 + len(modes), folder))
                 modes[-1].wait_for("idle-0")
             lines = {}
@@ -264,15 +298,19 @@ def main():
             for mode in modes:
                 mode.end()
     tokens = options.batch * options.gpus * torch_baseline.CONFIGS[options.config]["seq"]
-    command = " ".join(["benches/torch_distributed.py", *map(shlex.quote, sys.argv[1:])])
+    command = " ".join([f"benches/{pathlib.Path(sys.argv[0]).name}", *map(shlex.quote, sys.argv[1:])])
+
+    def line(name, seconds, **rest):
+        step = statistics.median(seconds)
+        work = f"{options.config}, {options.batch} sequences a GPU, {options.gpus} GPUs" + (f", {options.frozen} routing" if options.frozen else "")
+        print(json.dumps({"work": work, "mode": name, "metric": "tokens_per_second", "tokens_per_second": tokens / step, "step_ms": step * 1e3,
+                          "seconds": seconds, **rest, "command": command}))
+
     for mode in modes:
-        speed = tokens / statistics.median(mode.seconds)
-        print(json.dumps({"mode": mode.name, "tokens_per_second": speed, "seconds": mode.seconds, "loss": mode.last["loss"],
-                          "allocated_bytes": mode.last["allocated"], "reserved_bytes": mode.last["reserved"], "command": command}))
+        last = mode.last
+        line(mode.name, mode.seconds, loss=last["loss"], allocated_bytes=last["allocated"], reserved_bytes=last["reserved"], versions=last["versions"])
     for arguments, seconds in ours.items():
-        speed = tokens / statistics.median(seconds)
-        print(json.dumps({"mode": "xtrain " + arguments, "tokens_per_second": speed, "seconds": seconds,
-                          "memory_bytes": lines[arguments]["memory_bytes"], "command": command}))
+        line("xtrain " + arguments, seconds, memory_bytes=lines[arguments]["memory_bytes"])
 
 
 if __name__ == "__main__":

@@ -117,8 +117,8 @@ def functions(torch, align):
     return Permute.apply, Combine.apply, CombineGated.apply
 
 
-def mixture(torch, cfg, mode, options, dtype=None):
-    """The constructor of a block's mixture: `mixture(h[B, S, d]) -> (out[B, S, d], balance loss)`."""
+def mixture(torch, cfg, mode, options, dtype=None, rank=0):
+    """The constructor of a block's mixture: `mixture(h[B, S, d]) -> (out[B, S, d], balance loss)`. A given routing differs by rank."""
     nn, F = torch.nn, torch.nn.functional
     d, f, E, K = (cfg[k] for k in ("dim", "ffn", "experts", "per_token"))
     tokens = options.batch * cfg["seq"]
@@ -128,7 +128,7 @@ def mixture(torch, cfg, mode, options, dtype=None):
     if mode.get("experts_fp8"):
         torch_baseline.find_torchao(options.wheel_dir)
         from torchao.prototype.moe_training import _to_fp8_rowwise_then_scaled_grouped_mm as fp8_grouped_mm
-    seeds = itertools.count(100)
+    seeds = itertools.count(100 + 1000 * rank)
 
     def grouped(x, w, offsets):
         """x[R, i] and w[E, o, i] -> y[R, o]; rows after the last group are undefined, and nothing reads them."""
@@ -169,8 +169,8 @@ def mixture(torch, cfg, mode, options, dtype=None):
             self.w2 = nn.Parameter(torch.empty(E, d, f))
             self.register_buffer("ids", draw_ids() if options.frozen else None, persistent=False)
 
-        def forward(self, h):
-            x = h.reshape(tokens, d).to(dtype)
+        def route(self, x):
+            """x[T, d] -> gates[T, K], (offsets, source, row, counts) of `sort_by_expert`, and the balance loss."""
             with torch.autocast(options.device, enabled=False):
                 scores = F.linear(x.float(), self.router.float()).softmax(-1)
                 if self.ids is None:
@@ -178,15 +178,27 @@ def mixture(torch, cfg, mode, options, dtype=None):
                 else:
                     chosen, ids = scores.gather(1, self.ids), self.ids
                 gates = chosen / chosen.sum(-1, keepdim=True)
-                offsets, source, row, counts = sort_by_expert(ids)
-                balance = BALANCE_LOSS / cfg["layers"] * E / tokens * (counts * scores.mean(0)).sum()
-            gate, up = grouped(permute(x, source, row), self.w13, offsets).chunk(2, dim=-1)
+                choices = sort_by_expert(ids)
+                balance = BALANCE_LOSS / cfg["layers"] * E / tokens * (choices[-1] * scores.mean(0)).sum()
+            return gates, choices, balance
+
+        def experts(self, x, gates, offsets):
+            """Outputs of rows x[R, d], times gates[R, 1] unless those are None."""
+            gate, up = grouped(x, self.w13, offsets).chunk(2, dim=-1)
             inner = F.silu(gate) * up
+            if gates is not None:
+                inner = inner * gates.to(dtype)
+            return grouped(inner, self.w2, offsets)
+
+        def forward(self, h):
+            x = h.reshape(tokens, d).to(dtype)
+            gates, (offsets, source, row, _), balance = self.route(x)
+            rows = permute(x, source, row)
             if mode.get("gate_after"):
-                out = combine_gated(grouped(inner, self.w2, offsets), gates, source, row)
+                out = combine_gated(self.experts(rows, None, offsets), gates, source, row)
             else:
-                inner = inner * permute(gates.view(-1, 1), source, row.view(-1, 1)).to(dtype)
-                out = combine(grouped(inner, self.w2, offsets), source, row)
+                gates_of_rows = permute(gates.view(-1, 1), source, row.view(-1, 1))
+                out = combine(self.experts(rows, gates_of_rows, offsets), source, row)
             return out.view(h.shape), balance
 
     return Mixture

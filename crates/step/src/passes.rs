@@ -12,7 +12,7 @@ use xtrain_model::decoder::io;
 use xtrain_ops::{PassSet, rewrites};
 use xtrain_program::{
     Origin, Program, Root, Stage, StaticScale, ValueId, backward, fuse as rewriting, measure_casts,
-    narrow as narrowing, pipeline, precision, quantize, recompute, refresh, save_fp8, shard, wire,
+    narrow as narrowing, pipeline, precision, quantize, recompute, refresh, save_fp8, shard, tails, wire,
 };
 
 /// A pass of the [`PIPELINE`].
@@ -161,6 +161,13 @@ pub const PIPELINE: &[Pass] = &[
             let wanted = rewrites::ALL.iter().filter(|rewrite| setting.wants(rewrite.name));
             Ok(rewriting::apply(program, wanted)?)
         },
+    },
+    Pass {
+        name: "tails",
+        needs: &["fuse"],
+        guarantees: "the tail of a ragged tensor is written only if something reads it",
+        calls: &["reads_tail", "tail", "with_tail", "live_rows"],
+        run: |program, _| Ok(tails::apply(program)),
     },
 ];
 

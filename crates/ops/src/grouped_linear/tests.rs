@@ -31,9 +31,9 @@ fn one_expert_is_a_linear_layer_to_the_bit() {
             let (dy, starts) = (normal(dtype, [c, o], 1.0, seed()), starts(&[0, c]));
             let groups = Groups { experts: 1, align: 1, live_rows: c };
             let what = format!("{c} rows of {i} to {o} in {dtype}");
-            let y = run(&GroupedLinear(groups), &[&x, &w, &starts]);
+            let y = run(&GroupedLinear::new(groups), &[&x, &w, &starts]);
             assert_bits(&what, &y[0], &run(&Linear, &[&x, &w])[0]);
-            let dx = run(&GroupedDgrad(groups), &[&dy, &w, &starts]);
+            let dx = run(&GroupedDgrad::new(groups), &[&dy, &w, &starts]);
             assert_bits(&what, &dx[0], &run(&LinearDgrad, &[&dy, &w])[0]);
             let out = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
             let (grouped, dense) = (GroupedWgrad { groups, out }, LinearWgrad { out });
@@ -58,8 +58,8 @@ const CAPACITY: usize = 330;
 const OUT: usize = 65;
 const IN: usize = 130;
 const GROUPS: Groups = Groups { experts: 3, align: 1, live_rows: 300 };
-const LINEAR: GroupedLinear = GroupedLinear(GROUPS);
-const DGRAD: GroupedDgrad = GroupedDgrad(GROUPS);
+const LINEAR: GroupedLinear = GroupedLinear::new(GROUPS);
+const DGRAD: GroupedDgrad = GroupedDgrad::new(GROUPS);
 const WGRAD: GroupedWgrad = GroupedWgrad { groups: GROUPS, out: DType::F32 };
 
 impl Ragged {
@@ -132,8 +132,8 @@ fn threads_change_no_bit_of_large_experts() {
         let dy = normal(dtype, [1280, 1100], 1.0, seed());
         let run_on = |threads: usize| {
             on_threads(threads, || {
-                let y = run(&GroupedLinear(groups), &[&x, &w, &starts]);
-                let dx = run(&GroupedDgrad(groups), &[&dy, &w, &starts]);
+                let y = run(&GroupedLinear::new(groups), &[&x, &w, &starts]);
+                let dx = run(&GroupedDgrad::new(groups), &[&dy, &w, &starts]);
                 let wgrad = GroupedWgrad { groups, out: DType::F32 };
                 [y, dx, run(&wgrad, &[&dy, &x, &starts])].map(|made| made[0].bytes().to_vec())
             })

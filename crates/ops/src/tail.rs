@@ -22,14 +22,10 @@ pub(crate) fn first_row(end: usize) -> usize {
     end.max(1).next_multiple_of(TILE)
 }
 
-/// The first row of the tail, from the starts of groups.
-fn first_row_of(starts: View<'_>) -> usize {
-    first_row(starts.ints().last().map_or(0, |end| *end as usize))
-}
-
 /// Rows that an op with this tail writes, of a tensor with `rows` rows whose groups have these `starts`.
 pub(crate) fn written_rows(tail: Tail, starts: View<'_>, rows: usize) -> usize {
-    if tail.is_undefined() { first_row_of(starts).min(rows) } else { rows }
+    let end = starts.ints().last().map_or(0, |end| *end as usize);
+    if tail.is_undefined() { first_row(end).min(rows) } else { rows }
 }
 
 /// The first row of the tail, from the sources of rows.

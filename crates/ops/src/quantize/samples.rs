@@ -78,7 +78,7 @@ impl Sampled for Quantize {
             undefined(
                 cast(CastSource::SwigluGrad { restored: true, weighted: true }, Scaling::Tile),
                 [300, 5],
-                129,
+                5,
             ),
             permuted_with_tail(cast(CastSource::Permute, Scaling::Tile), [9, 2, 3, 4], 140, 5),
             Sample::plain(
@@ -338,7 +338,11 @@ fn fused_casts() -> Vec<Sample> {
 /// A cast of the rows of experts, the last of which ends before row `end`: all tails are undefined.
 fn undefined(op: Quantize, [rows, cols]: [usize; 2], end: usize) -> Sample {
     let first = first_row(end);
-    let by_row = |cols: usize| SampleInput::activation([rows, cols]).computed().without(0, first);
+    let by_row = |cols: usize| {
+        let live =
+            SampleInput::activation([rows, cols]).fill(Fill::NormalRows(std::iter::once(0..end).collect()));
+        live.computed().without(0, first)
+    };
     let gate_up = match op.source.restored() {
         None => vec![by_row(2 * cols)],
         Some(_) => {

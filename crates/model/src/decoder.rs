@@ -346,18 +346,19 @@ pub fn trace_scores(
     Ok(())
 }
 
-/// An activation at the site that begins with `place`, with its rows times their `weights` if there are some.
+/// An activation at the site that begins with `place`, of the rows of experts if they have `weights`, by which
+/// they are multiplied, and `starts`.
 fn activate(
     t: &mut Tracer,
     activation: Activation,
     place: &str,
     input: ValueId,
-    weights: Option<ValueId>,
+    of_rows: Option<[ValueId; 2]>,
 ) -> Result<ValueId, TraceError> {
-    let inputs: Vec<ValueId> = std::iter::once(input).chain(weights).collect();
+    let inputs: Vec<ValueId> = std::iter::once(input).chain(of_rows.into_iter().flatten()).collect();
     t.site(&format!("{place}{}", activation.name()));
     Ok(match activation {
-        Activation::Swiglu => t.apply(Swiglu { weighted: weights.is_some() }, &inputs)?[0],
+        Activation::Swiglu => t.apply(Swiglu { weighted: of_rows.is_some(), ..Swiglu::PLAIN }, &inputs)?[0],
     })
 }
 

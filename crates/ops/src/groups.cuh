@@ -1,7 +1,8 @@
 // Groups of rows of a ragged tensor, for kernels of which a block computes TILE rows of one group.
 //
 // Group e has the slots of row tiles from starts[e] / TILE + e up to those of the next group, which are
-// enough for its tiles. The rows after the last group have the slots of one more group.
+// enough for its tiles. The rows after the last group, but those of a tail that is left undefined, have the
+// slots of one more group.
 
 // Rows of a group: from `row` up to `end`, of which a block computes the first TILE. None if `row` is not
 // below `end`.
@@ -14,7 +15,7 @@ template <class Arguments> __device__ __forceinline__ u32 first_slot(const Argum
 }
 
 // The rows of a slot. Of the arguments, `starts` has the first row of each of `experts` groups and the end of
-// the last one, and `rows` are those of the tensor.
+// the last one, `rows` are those of the tensor, and `end` is that of tail.cuh.
 template <class Arguments> __device__ __forceinline__ GroupRows rows_of_slot(const Arguments& args, u32 slot) {
     // The last group that has no slot after this one.
     u32 group = 0;
@@ -24,5 +25,5 @@ template <class Arguments> __device__ __forceinline__ GroupRows rows_of_slot(con
         else last = middle - 1;
     }
     u32 row = args.starts[group] + (slot - first_slot(args, group)) * TILE;
-    return {group, row, group == args.experts ? args.rows : min(args.starts[group + 1], args.rows)};
+    return {group, row, group == args.experts ? written_rows(args.end, args.rows) : min(args.starts[group + 1], args.rows)};
 }

@@ -65,6 +65,7 @@ pub mod step_totals;
 pub mod sum_ranks;
 pub mod swiglu;
 pub mod swiglu_saving;
+mod tail;
 pub mod token_logprobs;
 pub mod transpose_bytes;
 pub mod unit_norm;

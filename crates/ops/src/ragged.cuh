@@ -15,6 +15,9 @@ struct RaggedGroups {
     u32 rows;
     u32 experts;
     u32 outputs, inputs;
+    // The rows after the last group become zeros up to this one.
+    u32 zeroed;
+    u32 padding;
 };
 
 // Threads of a group of four warps, and the warps of the two groups that multiply.
@@ -204,7 +207,7 @@ template <Gemm G> __device__ __forceinline__ void write_zeros(const Tiles<G>& ti
         }
     } else {
         u64 vectors = (G == FPROP ? tiles.groups.outputs : tiles.groups.inputs) / LANES<bf16>;
-        for (u64 n = tiles.end * vectors + first; n < tiles.groups.rows * vectors; n += stride) ((uint4*)d)[n] = make_uint4(0, 0, 0, 0);
+        for (u64 n = tiles.end * vectors + first; n < tiles.groups.zeroed * vectors; n += stride) ((uint4*)d)[n] = make_uint4(0, 0, 0, 0);
     }
 }
 

@@ -5,7 +5,7 @@ use crate::device::{holding, table};
 use xtrain_cuda::{
     Arch, CudaError, DeviceMemory, DevicePtr, Function, Gpu, Header, KernelValue, Launch, Work, kernel_struct,
 };
-use xtrain_program::LinearGemm;
+use xtrain_program::{LinearGemm, Tail};
 
 /// Blocks of a cluster, whose row tiles are below each other: 1 or 2.
 pub(crate) const CLUSTER: usize = 2;
@@ -67,15 +67,19 @@ kernel_struct! {
         experts: u32,
         outputs: u32,
         inputs: u32,
+        zeroed: u32,
+        padding: u32,
     }
 }
 
 impl RaggedGroups {
-    /// The groups that begin at the rows in `starts`, and the memory of the counter of tiles.
+    /// The groups that begin at the rows in `starts`, before this tail of the output, and the memory of the
+    /// counter of tiles.
     pub(crate) fn new(
         gpu: &Gpu,
         starts: DevicePtr,
         sizes: Sizes,
+        tail: Tail,
     ) -> Result<(RaggedGroups, DeviceMemory), CudaError> {
         let Sizes { rows, experts, outputs, inputs, .. } = sizes;
         let counter = table(gpu, &[0u32])?;
@@ -86,6 +90,9 @@ impl RaggedGroups {
             experts: experts as u32,
             outputs: outputs as u32,
             inputs: inputs as u32,
+            // Groups end with a tile. If there are none, the first tile is not in the tail.
+            zeroed: if tail.is_undefined() { rows.min(TILE_M) } else { rows } as u32,
+            padding: 0,
         };
         Ok((groups, counter))
     }

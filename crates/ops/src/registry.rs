@@ -14,7 +14,7 @@ use xtrain_program::pipeline::PipelineOps;
 use xtrain_program::quantize::QuantizeOps;
 use xtrain_program::shard::ShardOps;
 use xtrain_program::wire::{CastTokens, WireOps};
-use xtrain_program::{Groups, KernelTable, Op, PassOps, Quantization, RowShard};
+use xtrain_program::{Groups, KernelTable, Op, PassOps, Quantization, RowShard, Tail};
 use xtrain_tensor::{CpuKernel, DType, Scaling, TensorType};
 
 /// CPU kernels by op.
@@ -268,7 +268,7 @@ impl WireOps for PassSet {
         let cast = *cast.downcast_ref::<Quantize>().filter(|cast| permutes && cast.is_of_tokens())?;
         Some(CastTokens {
             cast: Arc::new(Quantize { layouts: Layouts::RowMajor, ..cast }),
-            permute: Arc::new(Retile { scaling: cast.scaling, layouts: cast.layouts }),
+            permute: Arc::new(Retile { scaling: cast.scaling, layouts: cast.layouts, tail: Tail::Zeros }),
             has_scales: cast.scaling == Scaling::Tile,
         })
     }

@@ -75,6 +75,8 @@ pub struct SampleInput {
     pub parameter: bool,
     /// True if programs pass it in their compute type although the op accepts any type.
     pub computed: bool,
+    /// An axis and the first of its indices whose elements are NaNs: a tail that the op must not read.
+    pub tail: Option<(usize, usize)>,
 }
 
 /// The contents of a sample's input.
@@ -172,7 +174,7 @@ impl Sample {
 
 impl SampleInput {
     fn new(ty: TensorType, fill: Fill) -> Self {
-        SampleInput { ty, fill, parameter: false, computed: false }
+        SampleInput { ty, fill, parameter: false, computed: false, tail: None }
     }
 
     /// An activation of standard normal numbers.
@@ -222,7 +224,7 @@ impl SampleInput {
     fn tensor(&self, dtype: DType, seed: u64, site: u32) -> HostTensor {
         let ty = if self.ty.dtype == DType::F32 { self.ty.with_dtype(dtype) } else { self.ty };
         let rng = Philox::new(seed, 0, site);
-        let values: Vec<f64> = match &self.fill {
+        let mut values: Vec<f64> = match &self.fill {
             Fill::Normal(mean, std) => {
                 let mut x = vec![0.0; ty.numel()];
                 rng.fill_normal(*std, &mut x);
@@ -244,7 +246,18 @@ impl SampleInput {
             Fill::Values(values) => values.clone(),
             Fill::Each(Values(value)) => (0..ty.numel()).map(value.as_ref()).collect(),
         };
+        let cols = if ty.shape.len() == 1 { 1 } else { ty.shape.rows_cols().1.max(1) };
+        for (n, value) in values.iter_mut().enumerate() {
+            if self.tail.is_some_and(|(axis, first)| [n / cols, n % cols][axis] >= first) {
+                *value = f64::NAN;
+            }
+        }
         HostTensor::from_f64(ty, &values)
+    }
+
+    /// The input with NaNs from an index of its rows (axis 0) or of its columns (axis 1) on.
+    pub(crate) fn without(self, axis: usize, first: usize) -> Self {
+        SampleInput { tail: Some((axis, first)), ..self }
     }
 
     /// The input with other contents.

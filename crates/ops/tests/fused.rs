@@ -15,7 +15,7 @@ use xtrain_ops::rewrites;
 use xtrain_ops::rms_norm::{AddRmsNorm, ExtraOutput, RmsNorm, RmsNormGrad};
 use xtrain_ops::swiglu::{Swiglu, SwigluGrad};
 use xtrain_ops::swiglu_saving::SwigluSaving;
-use xtrain_program::{Code, Op, Program, Tracer, fuse};
+use xtrain_program::{Code, Op, Program, Tail, Tracer, fuse};
 use xtrain_runtime::{CpuEngine, CudaEngine, Engine, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, Shape, TILE, TensorType};
 
@@ -40,6 +40,8 @@ enum Values {
     Sources(usize),
     /// The rows of these copies.
     RowsOfCopies(usize),
+    /// 0 and this end.
+    Starts(usize),
 }
 
 impl Values {
@@ -54,6 +56,7 @@ impl Values {
             Values::Magnitudes => x.abs().into(),
             Values::All(x) => x,
             Values::Positions(period) => (i % period) as f64,
+            Values::Starts(end) => (i * end) as f64,
             Values::Sources(rows) => copy_in(i, rows).map_or(-1.0, |copy| copy as f64),
             Values::RowsOfCopies(rows) => {
                 let row = rows.checked_sub(i + 1);
@@ -74,6 +77,11 @@ fn normal(dtype: DType, shape: &[usize]) -> TestInput {
     (TensorType { dtype, shape: Shape::new(shape) }, Values::Normal)
 }
 
+/// The weights of rows of one expert, and its first row and end.
+fn weights_and_starts(rows: usize) -> Vec<TestInput> {
+    vec![normal(DType::F32, &[rows]), (TensorType::new(DType::I32, [2]), Values::Starts(rows))]
+}
+
 /// An op whose output is cast.
 struct Producer {
     op: Arc<dyn Op>,
@@ -92,24 +100,24 @@ fn producers() -> Vec<Producer> {
     let eps = 1e-5;
     let gate_up: Inputs = |t, d, ty| vec![normal(ty, &[t, 2 * d])];
     let both: Inputs = |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, 2 * d])];
-    let weighted: Inputs = |t, d, ty| vec![normal(ty, &[t, 2 * d]), normal(DType::F32, &[t])];
+    let weighted: Inputs = |t, d, ty| [vec![normal(ty, &[t, 2 * d])], weights_and_starts(t)].concat();
     let weighted_both: Inputs =
-        |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, 2 * d]), normal(DType::F32, &[t])];
+        |t, d, ty| [vec![normal(ty, &[t, d]), normal(ty, &[t, 2 * d])], weights_and_starts(t)].concat();
     let parameter = AdamWParameter { weight_decay: 0.1, compute: None, first_element: 0 };
     let adamw = AdamW::new(vec![parameter; 2], [0.9, 0.95], 1e-8, 7);
     let with_amax =
         |op: Arc<dyn Op>, inputs, output| Producer { fuses_amax: true, ..producer(op, inputs, output) };
     let mut all = Vec::new();
     for (weighted, inputs, of_grad) in [(false, gate_up, both), (true, weighted, weighted_both)] {
-        let swiglu = || producer(Arc::new(Swiglu { weighted }), inputs, 0);
-        let grad = || producer(Arc::new(SwigluGrad { rematerialise: false, weighted }), of_grad, 0);
+        let swiglu = || producer(Arc::new(Swiglu { weighted, ..Swiglu::PLAIN }), inputs, 0);
+        let grad = || producer(Arc::new(SwigluGrad { weighted, ..SwigluGrad::PLAIN }), of_grad, 0);
         let restored = |input, of: Producer| Producer { restored: Some(input), ..of };
-        let saving = producer(Arc::new(SwigluSaving { weighted }), inputs, 0);
+        let saving = producer(Arc::new(SwigluSaving { weighted, tail: Tail::Zeros }), inputs, 0);
         all.extend([restored(0, swiglu()), restored(1, grad()), swiglu(), grad(), saving]);
     }
     all.extend([
         producer(
-            Arc::new(Permute),
+            Arc::new(Permute::default()),
             |t, d, ty| {
                 let (tokens, i32) = (t.div_ceil(2), |shape: &[usize]| normal(DType::I32, shape).0);
                 let sources = (i32(&[t]), Values::Sources(t));

@@ -10,7 +10,7 @@ use xtrain_ops::grouped_linear::{GroupedDgrad, GroupedLinear, GroupedWgrad};
 use xtrain_ops::grouped_scaled_matmul::GroupedScaledMatmul;
 use xtrain_ops::groups::Groups;
 use xtrain_ops::registry::cuda_kernels;
-use xtrain_program::{Code, LinearGemm, Op, Program, Tracer};
+use xtrain_program::{Code, LinearGemm, Op, Program, Tail, Tracer};
 use xtrain_runtime::{CudaEngine, Engine, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, TILE, TensorType};
 
@@ -76,7 +76,7 @@ impl Case {
         tensors.push(starts);
         let out = if gemm == LinearGemm::Wgrad { DType::F32 } else { DType::BF16 };
         let groups = Groups { experts, align: TILE, live_rows };
-        let op = GroupedScaledMatmul { gemm, groups, out, scaling };
+        let op = GroupedScaledMatmul { gemm, groups, out, scaling, tail: Tail::Zeros };
         Case { op: Arc::new(op), inputs: tensors }
     }
 
@@ -91,8 +91,8 @@ impl Case {
         let (x, dy) = ([rows, inputs], [rows, outputs]);
         let weights = [experts * outputs, inputs];
         let (op, [a, b]): (Arc<dyn Op>, _) = match gemm {
-            LinearGemm::Fprop => (Arc::new(GroupedLinear(groups)), [x, weights]),
-            LinearGemm::Dgrad => (Arc::new(GroupedDgrad(groups)), [dy, weights]),
+            LinearGemm::Fprop => (Arc::new(GroupedLinear::new(groups)), [x, weights]),
+            LinearGemm::Dgrad => (Arc::new(GroupedDgrad::new(groups)), [dy, weights]),
             LinearGemm::Wgrad => (Arc::new(GroupedWgrad { groups, out }), [dy, x]),
         };
         Case { op, inputs: vec![normal(DType::BF16, a, 0), normal(DType::BF16, b, 1), starts] }

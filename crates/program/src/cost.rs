@@ -85,7 +85,11 @@ impl KernelCost {
 impl Cost {
     /// One kernel that reads each input and writes each output once.
     pub fn of_operands(arithmetic: Arithmetic, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        let bytes = inputs.iter().chain(outputs).map(|ty| ty.bytes() as f64).sum();
+        Cost::of_kernel(arithmetic, inputs.iter().chain(outputs).map(|ty| ty.bytes() as f64).sum())
+    }
+
+    /// One kernel that reads and writes so many bytes.
+    pub fn of_kernel(arithmetic: Arithmetic, bytes: f64) -> Cost {
         let kernels = vec![KernelCost { times: 1, arithmetic, bytes, added_bytes: 0.0 }];
         Cost { kernels, sent_bytes: 0.0 }
     }

@@ -4,7 +4,7 @@
 //! A training step has static shapes, so it is described once and run many times: model code traces ops
 //! ([`Tracer`]) → [`Program`] → passes → [`Plan`] → an executor. The passes of this crate, in the order in
 //! which they run: [`precision`], [`backward`], [`measure_casts`], [`save_fp8`], [`quantize`], [`wire`],
-//! [`recompute`], [`narrow`], [`shard`], [`refresh`], [`fuse`], [`overlap`].
+//! [`recompute`], [`narrow`], [`shard`], [`refresh`], [`fuse`], [`overlap`], [`tails`].
 //!
 //! Invariants:
 //! - This crate names no op and no device. The caller passes in the ops that a pass inserts ([`PassOps`]) and
@@ -41,6 +41,7 @@ pub mod refresh;
 mod row_shard;
 pub mod save_fp8;
 pub mod shard;
+pub mod tails;
 mod trace;
 mod traffic;
 mod value;
@@ -65,6 +66,7 @@ pub use program::{
 };
 pub use recompute::Recompute;
 pub use row_shard::{ParameterCut, RowShard, Rows, cut};
+pub use tails::Tail;
 pub use trace::Tracer;
 pub use traffic::{Payload, Sent};
 pub use value::{StateKind, Storage, Value, ValueId};

@@ -1,17 +1,25 @@
 //! Checks that engines perform while they run, for tests and for finding bugs.
 
 use crate::error::EngineError;
-use xtrain_program::{Instance, Op, Program, WriteMode};
+use xtrain_program::{Instance, Op, Program, WriteMode, tails};
 use xtrain_tensor::host::decode;
 
 /// The checks that an engine performs around each op.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
-    /// After each op, fails if an output is not finite, and names the first such output.
+    /// After each op, fails if an output is not finite, and names the first such output. Set it before
+    /// programs are loaded: the tails of their ragged tensors are then zeros.
     pub numerics: bool,
     /// Before each op, fills the outputs that it must overwrite with NaNs, so that an unwritten element
     /// shows. On a GPU it also fills the padding after each output, and fails if the op writes there.
     pub poison: bool,
+}
+
+impl Checks {
+    /// The program as an engine with these checks runs it: all numbers are written if they are checked.
+    pub(crate) fn prepared(&self, program: Program) -> Program {
+        if self.numerics { tails::written(program) } else { program }
+    }
 }
 
 /// Fails if a floating-point output of `instance` is not finite. `bytes` returns the bytes of an output.

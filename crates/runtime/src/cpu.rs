@@ -239,6 +239,7 @@ impl CpuEngine {
 
 impl Engine for CpuEngine {
     fn load(&mut self, program: Program) -> Result<ProgramId, EngineError> {
+        let program = self.checks.prepared(program);
         collective::check_groups(&program, self.communicator.world_size())?;
         let is_unknown = |op: &dyn Op| op.collective().is_none() && self.kernels.find(op).is_none();
         if let Some(instance) = program.instances.iter().find(|i| is_unknown(i.code.op())) {

@@ -12,7 +12,8 @@ use xtrain_model::decoder::io;
 use xtrain_ops::{PassSet, rewrites};
 use xtrain_program::{
     Origin, Program, Root, Stage, StaticScale, ValueId, backward, fuse as rewriting, measure_casts,
-    narrow as narrowing, overlap, pipeline, precision, quantize, recompute, refresh, save_fp8, shard, wire,
+    narrow as narrowing, overlap, pipeline, precision, quantize, recompute, refresh, save_fp8, shard, tails,
+    wire,
 };
 
 /// A pass of the [`PIPELINE`].
@@ -168,6 +169,13 @@ pub const PIPELINE: &[Pass] = &[
         guarantees: "tokens that ranks exchange are sent before kernels that do not need them",
         calls: &["cost"],
         run: |program, _| Ok(overlap::apply(program, &PassSet)),
+    },
+    Pass {
+        name: "tails",
+        needs: &["fuse"],
+        guarantees: "the tail of a ragged tensor is written only if something reads it",
+        calls: &["reads_tail", "tail", "with_tail", "live_rows"],
+        run: |program, _| Ok(tails::apply(program)),
     },
 ];
 

@@ -5,10 +5,14 @@ mod common;
 use common::{adamw, built, small, small_model, spec};
 use std::any::Any;
 use std::collections::HashMap;
-use xtrain_model::decoder::Batch;
-use xtrain_model::{Architecture, Description, Family, ParameterGroup, ParameterSpec, Recipe, RopeScaling};
+use xtrain_model::decoder::{Balancing, Batch};
+use xtrain_model::{
+    Architecture, Description, Family, Fp8Overrides, GemmPattern, ParameterGroup, ParameterSpec, Recipe,
+    RopeScaling,
+};
 use xtrain_ops::adamw::AdamW;
-use xtrain_program::{Recompute, Role, Stage, Storage};
+use xtrain_program::{Op, Parallel, Recompute, Role, Stage, Storage};
+use xtrain_rank::Rank;
 use xtrain_step::engine::Target;
 use xtrain_step::passes::PIPELINE;
 use xtrain_step::programs;
@@ -229,6 +233,10 @@ fn passes_call_the_methods_that_the_pipeline_lists() {
         "is_cheap",
         "rebuild",
         "gathers_apart",
+        "reads_tail",
+        "tail",
+        "with_tail",
+        "live_rows",
         "gemms",
     ];
     // The update is no file of the crate: it is traced.
@@ -255,5 +263,64 @@ fn passes_call_the_methods_that_the_pipeline_lists() {
         };
         let found: Vec<&str> = methods.into_iter().filter(|method| calls(method)).collect();
         assert_eq!(found, pass.calls, "{}", pass.name);
+    }
+}
+
+/// Mixtures whose outputs of experts are whole blocks, on one rank and on two that share the experts.
+fn mixtures(recipe: Recipe) -> Vec<TrainingSpec> {
+    let batch = Batch { sequences: 2, seq_len: 48 };
+    let families = ["mixtral", "qwen3_moe", "dots1"].map(|name| Family::named(name).expect("a family"));
+    let balancing = Balancing { loss_weight: 0.01, z_weight: 0.001, bias_rate: None };
+    let of = |(family, ranks): (Family, usize)| {
+        let sizes = Description { dim: 128, ffn_dim: 128, layers: 2, ..small() };
+        let spec = common::mixture(family, sizes, [8, 2], batch, balancing);
+        let parallel = Parallel { rank: Rank::first_of(ranks), expert: ranks, ..Parallel::ALONE };
+        let mut spec = TrainingSpec { recipe, parallel, ..spec };
+        spec.fp8.wire = ranks > 1 && matches!(recipe, Recipe::Fp8Block | Recipe::Fp8Delayed);
+        spec
+    };
+    families.into_iter().flat_map(|family| [(family, 1), (family, 2)]).map(of).collect()
+}
+
+/// The tails of a training step that are written, and those that are left undefined, by op.
+fn tails(spec: &TrainingSpec) -> [Vec<&'static str>; 2] {
+    let program = programs::training(spec).expect("a program");
+    let of = |is_undefined: bool| {
+        let has = |op: &dyn Op, outputs: usize| {
+            (0..outputs).filter_map(|k| op.tail(k)).any(|tail| tail.is_undefined() == is_undefined)
+        };
+        let ops = program.instances.iter().map(|i| (i.code.op(), i.outputs.len()));
+        let mut names: Vec<&str> =
+            ops.filter(|(op, outputs)| has(*op, *outputs)).map(|(op, _)| op.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    };
+    [false, true].map(of)
+}
+
+#[test]
+fn no_op_of_a_mixture_writes_a_tail() {
+    for recipe in Recipe::ALL {
+        for recompute in [Recompute::None, Recompute::Norms] {
+            for spec in mixtures(recipe) {
+                let spec = TrainingSpec { recompute, ..spec };
+                let [written, undefined] = tails(&spec);
+                assert!(written.is_empty(), "{recipe:?} {recompute:?}: {written:?}");
+                assert!(undefined.len() >= 4, "{recipe:?} {recompute:?}: {undefined:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tails_that_a_cast_of_its_own_reads_are_written() {
+    let skip = vec![GemmPattern::parse("*.experts.down_proj:wgrad").expect("a pattern")];
+    let fp8 = Fp8Overrides { skip, ..Fp8Overrides::default() };
+    for spec in mixtures(Recipe::Fp8Current) {
+        let [written, undefined] = tails(&TrainingSpec { fp8: fp8.clone(), ..spec });
+        // Those of the gradient of the outputs, and of SwiGLU's output and what it is computed from.
+        assert_eq!(written, ["grouped_scaled_matmul", "permute", "swiglu"]);
+        assert!(undefined.contains(&"swiglu_grad_quantize"), "{undefined:?}");
     }
 }

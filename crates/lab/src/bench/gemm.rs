@@ -14,7 +14,7 @@ use xtrain_ops::linear::{LinearDgrad, LinearWgrad};
 use xtrain_ops::scaled_matmul::ScaledMatmul;
 use xtrain_planner::estimate::OpWork;
 use xtrain_program::quantize::Candidate;
-use xtrain_program::{LinearGemm, Origin, Program, Role, Stage, WriteMode};
+use xtrain_program::{LinearGemm, Origin, Program, Role, Stage, Tail, WriteMode};
 use xtrain_step::engine::{Processor, Target};
 use xtrain_step::error::LearnError;
 use xtrain_step::programs;
@@ -235,12 +235,12 @@ fn grouped(m: usize, n: usize, k: usize, of: ExpertRows, dtype: DType) -> Result
     let (program, [x, w, starts]) = traced(Program::default(), Stage::Forward, Role::Forward, |t| {
         let starts = t.input(STARTS, TensorType::new(DType::I32, [experts + 1]));
         let (x, w) = (operand(t, "x", dtype, [rows, k]), operand(t, "w", dtype, [experts * n, k]));
-        t.apply(GroupedLinear(groups), &[x, w, starts])?;
+        t.apply(GroupedLinear::new(groups), &[x, w, starts])?;
         Ok([x, w, starts])
     })?;
     let (program, dy) = traced(program, Stage::Backward, Role::Dgrad, |t| {
         let dy = operand(t, "dy", dtype, [rows, n]);
-        t.emit(GroupedDgrad(groups), &[dy, w, starts])?;
+        t.emit(GroupedDgrad::new(groups), &[dy, w, starts])?;
         Ok(dy)
     })?;
     let (program, ()) = traced(program, Stage::Backward, Role::Wgrad, |t| {
@@ -292,7 +292,7 @@ fn scaled(
             inputs.push(*starts.get_or_insert_with(|| t.input(STARTS, ty)));
             let scaling = format.operands.map(|cast| cast.scaling);
             let groups = Groups { experts: count, align: TILE, live_rows: m };
-            let op = GroupedScaledMatmul { gemm, groups, out, scaling };
+            let op = GroupedScaledMatmul { gemm, groups, out, scaling, tail: Tail::Zeros };
             t.emit_into(op, &inputs, &[into])
         })?;
         program = traced.0;

@@ -19,7 +19,7 @@ use xtrain_ops::permute::{Permute, PermuteByTree, PermuteGates, Unpermute, Unper
 use xtrain_ops::room::RowsNeeded;
 use xtrain_ops::route::Route;
 use xtrain_ops::router_losses::RouterLosses;
-use xtrain_program::{Groups, TraceError, Tracer, ValueId};
+use xtrain_program::{Groups, Tail, TraceError, Tracer, ValueId};
 use xtrain_tensor::{DType, TensorType};
 
 /// The tokens whose rows a rank computes, and their rows by its experts.
@@ -34,7 +34,7 @@ struct Dispatched {
     starts: ValueId,
     /// The row of each copy of a token; -1 if another rank has its expert.
     rows: ValueId,
-    /// The copy that each row holds.
+    /// The copy that each row holds; negative for none.
     sources: ValueId,
 }
 
@@ -62,12 +62,14 @@ impl Trace<'_> {
         let tree = self.tree(e);
         t.site("mlp.permute");
         let x_rows = match tree {
-            Some(tree) => t.apply(PermuteByTree(tree), &[x_all, sources, rows, ids_all])?[0],
-            None => t.apply(Permute, &[x_all, sources, rows])?[0],
+            Some(tree) => {
+                t.apply(PermuteByTree { tree, tail: Tail::Zeros }, &[x_all, sources, rows, ids_all])?[0]
+            }
+            None => t.apply(Permute::default(), &[x_all, sources, rows])?[0],
         };
         let gate_rows = t.apply(PermuteGates, &[gates, sources, rows])?[0];
         let gate_up = self.grouped(t, x_rows, &e.gate_up_proj(self.model.dim), starts)?;
-        let activated = activate(t, e.activation, EXPERTS, gate_up, Some(gate_rows))?;
+        let activated = activate(t, e.activation, EXPERTS, gate_up, Some([gate_rows, starts]))?;
         let y_rows = self.grouped(t, activated, &e.down_proj(self.model.dim), starts)?;
         let shared = self.shared_expert(t, e, x)?;
         t.site("mlp.unpermute");
@@ -183,7 +185,7 @@ impl Trace<'_> {
     ) -> Result<ValueId, TraceError> {
         let Some(share) = linear.experts else { unreachable!("a linear layer of experts") };
         let ranks = self.context.expert_ranks();
-        let op = GroupedLinear(share.groups(self.batch.tokens(), ranks, self.fixed_routing));
+        let op = GroupedLinear::new(share.groups(self.batch.tokens(), ranks, self.fixed_routing));
         let weight = self.parameter(t, linear.site, "weight");
         Ok(t.site(linear.site).apply(op, &[x, weight, starts])?[0])
     }

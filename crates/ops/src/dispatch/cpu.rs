@@ -1,6 +1,7 @@
 //! The CPU kernels of [`Dispatch`], [`DispatchOwn`] and [`CountExperts`]: a counting sort.
 
 use super::{CountExperts, Dispatch, DispatchOwn};
+use crate::tail::{NO_SOURCE, TAIL_SOURCE, first_row};
 use xtrain_tensor::{CpuKernel, View, ViewMut};
 
 impl CpuKernel for Dispatch {
@@ -71,9 +72,12 @@ fn first_rows(counts: &[usize], align: usize) -> Vec<i32> {
     first
 }
 
-/// Gives each copy of a group the next row of the group, if there are so many rows.
+/// Gives each copy of a group the next row of the group, if there are so many rows. `next` has the first rows
+/// of groups, and the end of the last one.
 fn place(mut next: Vec<i32>, group: impl Fn(usize) -> Option<usize>, rows: &mut [i32], sources: &mut [i32]) {
-    sources.fill(-1);
+    let tail = next.last().map_or(0, |end| first_row(*end as usize).min(sources.len()));
+    sources[..tail].fill(NO_SOURCE);
+    sources[tail..].fill(TAIL_SOURCE);
     for (copy, to) in rows.iter_mut().enumerate() {
         *to = -1;
         let Some(group) = group(copy) else { continue };

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{CountExperts, Dispatch, DispatchOwn};
+use crate::tail::TAIL;
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
 };
@@ -9,6 +10,7 @@ use xtrain_tensor::{DType, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
     constants: &[&[("THREADS", THREADS as i64), ("COPIES", COPIES as i64)]],
+    headers: &[TAIL],
     structs: &[Arguments::LAYOUT],
     ..KernelSource::new("dispatch/kernel.cu", include_str!("kernel.cu"))
 };

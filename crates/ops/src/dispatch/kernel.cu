@@ -125,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) dispatch_rows(Arguments ar
         bool is_last = group == args.groups;
         u32 row = args.starts[group] + (is_last ? 0 : (u32)args.counts[group]) + threadIdx.x;
         u32 end = is_last ? args.capacity : args.starts[group + 1];
-        for (; row < end; row += THREADS) args.sources[row] = -1;
+        const u32* end_of_groups = is_last ? (const u32*)args.starts + group : nullptr;
+        for (; row < end; row += THREADS) args.sources[row] = is_undefined(end_of_groups, row) ? TAIL_SOURCE : -1;
         return;
     }
     u32 warp = (blockIdx.x * THREADS + threadIdx.x) / 32;

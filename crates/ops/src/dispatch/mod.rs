@@ -3,7 +3,9 @@
 //! A tensor of rows by experts is *ragged*: it has room for a fixed number of rows C, the most that any
 //! routing needs. The rows of an expert are contiguous and begin at a multiple of `align`. Rows without a
 //! token, between two experts and after the last, are zeros in every ragged tensor: its producer writes them.
-//! Kernels read where experts begin; the host never reads it.
+//! Only its *tail*, the tiles of 128 rows after the one in which the last expert ends, may be undefined
+//! instead, if no op reads it ([`xtrain_program::tails`]). The first tile is never in the tail. Kernels read
+//! where experts begin; the host never reads it.
 //!
 //! Ranks that share the experts ([`DispatchOwn`]) know the experts of all their tokens, and have rows for
 //! those of their own experts.
@@ -26,8 +28,8 @@ use xtrain_tensor::{DType, TensorType};
 
 /// `ids_tk -> (starts i32[e+1], counts f32[e], rows_tk i32, sources_c i32)`: the first row of each expert and
 /// the end of the last one, tokens of each expert, the row of each copy of a token, and for each row the copy
-/// (token times k, plus its place among the token's experts) that it holds, or -1. Rows of an expert are in
-/// the order of tokens.
+/// (token times k, plus its place among the token's experts) that it holds, -1 for none, or -2 in the tail.
+/// Rows of an expert are in the order of tokens.
 ///
 /// A negative id has no row: its entry in `rows` is -1. The outputs are saved for the backward, never
 /// recomputed, so no token counts twice.

@@ -3,7 +3,9 @@
 use super::{CountExperts, Dispatch, DispatchOwn};
 use crate::groups::Groups;
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
+use crate::tail::{NO_SOURCE, TAIL_SOURCE, first_row};
 use std::ops::Range;
+use xtrain_program::Tail;
 use xtrain_tensor::{Philox, TensorType};
 
 /// A routing: the tokens of each expert, and the rows of the ragged tensors.
@@ -41,7 +43,8 @@ impl Routing {
 
     /// The inputs `sources` and `rows` of the ops, for the copies that the routing was made of.
     pub(crate) fn sources_and_rows(&self, ids: &[Option<usize>], top_k: usize) -> [SampleInput; 2] {
-        let (mut next, mut sources) = (self.first_rows(), vec![-1; self.rows()]);
+        let (mut next, mut sources) = (self.first_rows(), vec![NO_SOURCE; self.rows()]);
+        sources[self.first_of_tail()..].fill(TAIL_SOURCE);
         let place = |(copy, id): (usize, &Option<usize>)| {
             let Some(expert) = *id else { return -1 };
             let row = next[expert];
@@ -80,9 +83,22 @@ impl Routing {
         self.first_rows()[self.tokens.len()] + self.tail
     }
 
-    /// A ragged tensor of this many columns.
+    /// The first row of the tail, which is empty if that is the number of rows.
+    pub(crate) fn first_of_tail(&self) -> usize {
+        first_row(self.first_rows()[self.tokens.len()]).min(self.rows())
+    }
+
+    /// The tails that a producer may leave: an undefined one only if there is a tail.
+    pub(crate) fn tails(&self) -> Vec<Tail> {
+        let undefined = Tail::Undefined { live_rows: self.groups().live_rows };
+        let has_tail = self.first_of_tail() < self.rows();
+        [Tail::Zeros].into_iter().chain(has_tail.then_some(undefined)).collect()
+    }
+
+    /// A ragged tensor of this many columns, whose tail is undefined.
     pub(crate) fn ragged(&self, cols: usize) -> SampleInput {
-        SampleInput::activation([self.rows(), cols]).fill(Fill::NormalRows(self.live()))
+        let ragged = SampleInput::activation([self.rows(), cols]).fill(Fill::NormalRows(self.live()));
+        ragged.without(0, self.first_of_tail())
     }
 
     /// The input `starts` of the ops.

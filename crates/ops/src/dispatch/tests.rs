@@ -2,6 +2,7 @@
 
 use super::{CountExperts, Dispatch, DispatchOwn};
 use crate::run_op::run;
+use crate::tail::first_row;
 use proptest::prelude::*;
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, TensorType};
@@ -87,7 +88,10 @@ proptest! {
             let (tokens, rest) = own.split_at(counts[expert] as usize);
             prop_assert!(tokens.is_sorted() && rest.iter().all(|&source| source == -1));
         }
-        prop_assert!(sources[starts[experts] as usize..].iter().all(|&source| source == -1));
+        let end = starts[experts] as usize;
+        let tail = first_row(end).min(sources.len());
+        prop_assert!(sources[end..tail].iter().all(|&source| source == -1));
+        prop_assert!(sources[tail..].iter().all(|&source| source == -2));
     }
 }
 
@@ -243,6 +247,7 @@ proptest! {
             let kept = whole[2].iter().map(|row| if *row < within as i64 { *row } else { -1 }).collect::<Vec<_>>();
             prop_assert_eq!(&found[2], &kept);
             let mut sources = vec![-1; within];
+            sources[first_row(found[0][experts] as usize).min(within)..].fill(-2);
             kept.iter().enumerate().filter(|(_, row)| **row >= 0).for_each(|(n, row)| sources[*row as usize] = n as i64);
             prop_assert_eq!(&found[3], &sources);
         }

@@ -8,7 +8,7 @@ use xtrain_tensor::{CpuKernel, View, ViewMut};
 impl CpuKernel for GroupedLinear {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let ((_, i), (_, o)) = (inputs[0].ty.shape.rows_cols(), outputs[0].ty.shape.rows_cols());
-        for_each_group(inputs[STARTS].ints(), &mut outputs[0], |e, rows, y_co| {
+        for_each_group(inputs[STARTS], &mut outputs[0], self.tail, |e, rows, y_co| {
             let x_ci = MatmulOperand::new(inputs[0].rows(rows.clone()), rows.len(), i);
             let w_oi = MatmulOperand::new(inputs[1].rows(e * o..(e + 1) * o), o, i);
             matmul_of_group(x_ci, w_oi.t(), y_co, Addend::None);
@@ -19,7 +19,7 @@ impl CpuKernel for GroupedLinear {
 impl CpuKernel for GroupedDgrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let ((_, o), (_, i)) = (inputs[0].ty.shape.rows_cols(), outputs[0].ty.shape.rows_cols());
-        for_each_group(inputs[STARTS].ints(), &mut outputs[0], |e, rows, dx_ci| {
+        for_each_group(inputs[STARTS], &mut outputs[0], self.tail, |e, rows, dx_ci| {
             let dy_co = MatmulOperand::new(inputs[0].rows(rows.clone()), rows.len(), o);
             let w_oi = MatmulOperand::new(inputs[1].rows(e * o..(e + 1) * o), o, i);
             matmul_of_group(dy_co, w_oi, dx_ci, Addend::None);

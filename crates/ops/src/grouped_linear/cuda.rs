@@ -5,14 +5,15 @@ use super::{GroupedDgrad, GroupedLinear, GroupedWgrad, STARTS, hopper, kernel_na
 use crate::device::{Floats, suffix};
 use crate::groups::{GROUPS, Groups, TILE, slots};
 use crate::ragged::Sizes;
+use crate::tail::{TAIL, end_of_groups};
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, TENSOR_CORES, Work, kernel_struct,
 };
-use xtrain_program::LinearGemm;
+use xtrain_program::{LinearGemm, Tail};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
     constants: &[&[("DEPTH", DEPTH as i64), ("THREADS", THREADS as i64)]],
-    headers: &[TENSOR_CORES, GROUPS],
+    headers: &[TENSOR_CORES, TAIL, GROUPS],
     structs: &[Arguments::LAYOUT],
     ..KernelSource::new("grouped_linear/kernel.cu", include_str!("kernel.cu"))
 };
@@ -27,6 +28,7 @@ kernel_struct! {
         a: DevicePtr,
         b: DevicePtr,
         starts: DevicePtr,
+        end: DevicePtr,
         d: Floats,
         rows: u32,
         experts: u32,
@@ -40,10 +42,10 @@ impl CudaKernel for GroupedLinear {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let ((rows, i), (_, o)) =
             (operands.inputs[0].ty.shape.rows_cols(), operands.outputs[0].ty.shape.rows_cols());
-        let Groups { experts, align, .. } = self.0;
+        let Groups { experts, align, .. } = self.groups;
         let sizes = Sizes { rows, experts, align, outputs: o, inputs: i };
         let blocks = slots(rows, experts) * o.div_ceil(TILE);
-        prepare(gpu, LinearGemm::Fprop, operands, sizes, blocks)
+        prepare(gpu, LinearGemm::Fprop, operands, sizes, blocks, self.tail)
     }
 }
 
@@ -51,10 +53,10 @@ impl CudaKernel for GroupedDgrad {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let ((rows, o), (_, i)) =
             (operands.inputs[0].ty.shape.rows_cols(), operands.outputs[0].ty.shape.rows_cols());
-        let Groups { experts, align, .. } = self.0;
+        let Groups { experts, align, .. } = self.groups;
         let sizes = Sizes { rows, experts, align, outputs: o, inputs: i };
         let blocks = slots(rows, experts) * i.div_ceil(TILE);
-        prepare(gpu, LinearGemm::Dgrad, operands, sizes, blocks)
+        prepare(gpu, LinearGemm::Dgrad, operands, sizes, blocks, self.tail)
     }
 }
 
@@ -65,7 +67,7 @@ impl CudaKernel for GroupedWgrad {
         let Groups { experts, align, .. } = self.groups;
         let sizes = Sizes { rows, experts, align, outputs: o, inputs: i };
         let blocks = experts * o.div_ceil(TILE) * i.div_ceil(TILE);
-        prepare(gpu, LinearGemm::Wgrad, operands, sizes, blocks)
+        prepare(gpu, LinearGemm::Wgrad, operands, sizes, blocks, Tail::Zeros)
     }
 }
 
@@ -76,13 +78,14 @@ fn prepare(
     operands: &Operands<'_>,
     sizes: Sizes,
     blocks: usize,
+    tail: Tail,
 ) -> Result<Work, CudaError> {
     let Sizes { rows, experts, outputs, inputs, .. } = sizes;
     if blocks == 0 {
         return Ok(Work::sequence(Vec::new()));
     }
     if hopper::supports(gpu, gemm, operands, sizes) {
-        return hopper::prepare(gpu, gemm, operands, sizes);
+        return hopper::prepare(gpu, gemm, operands, sizes, tail);
     }
     let [a, b, starts] = [0, 1, STARTS].map(|n| operands.inputs[n]);
     let d = operands.outputs[0];
@@ -90,6 +93,7 @@ fn prepare(
         a: a.place,
         b: b.place,
         starts: starts.place,
+        end: end_of_groups(tail, Some(&starts)),
         d: d.into(),
         rows: rows as u32,
         experts: experts as u32,

@@ -8,7 +8,7 @@ use xtrain_cuda::{
     Arch, CudaError, DevicePtr, Gpu, HOPPER, KernelSource, Operands, TENSOR_CORES, TensorMap, Work,
     kernel_struct,
 };
-use xtrain_program::LinearGemm;
+use xtrain_program::{LinearGemm, Tail};
 use xtrain_tensor::DType;
 
 /// Columns of a tile: the most that one group of warps can multiply.
@@ -56,6 +56,7 @@ pub(super) fn prepare(
     gemm: LinearGemm,
     operands: &Operands<'_>,
     sizes: Sizes,
+    tail: Tail,
 ) -> Result<Work, CudaError> {
     let Sizes { rows, experts, outputs, inputs, .. } = sizes;
     let [a, b] = [0, 1].map(|n| operands.inputs[n].place);
@@ -86,7 +87,7 @@ pub(super) fn prepare(
         _ => rows.div_ceil(CLUSTER * TILE_M),
     };
     let function = gpu.function(&SOURCE, &[], kernel_name(gemm))?;
-    let (groups, counter) = RaggedGroups::new(gpu, operands.inputs[STARTS].place, sizes)?;
+    let (groups, counter) = RaggedGroups::new(gpu, operands.inputs[STARTS].place, sizes, tail)?;
     let arguments = Arguments {
         a: a_map,
         b: b_map,

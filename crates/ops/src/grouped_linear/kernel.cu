@@ -6,7 +6,7 @@
 // peak of tensor cores: a slice is loaded while nothing is computed.
 //
 // grouped_linear_*, grouped_dgrad_*: grid (slots of row tiles (groups.cuh) * ceil(columns / 64)). The rows
-// after the last group become zeros. grouped_wgrad_*: grid (experts * ceil(outputs / 64) *
+// after the last group become zeros, up to a tail that is left undefined. grouped_wgrad_*: grid (experts * ceil(outputs / 64) *
 // ceil(inputs / 64)).
 
 struct Arguments {
@@ -15,6 +15,8 @@ struct Arguments {
     const void* b;
     // [experts + 1]: the first row of each group, and the end of the last one.
     const u32* starts;
+    // Of groups (tail.cuh).
+    const u32* end;
     Floats d;
     // c, the capacity of the ragged tensors.
     u32 rows;

@@ -21,13 +21,14 @@ use crate::groups::Groups;
 use crate::on_gpu::OnGpu;
 use crate::ragged::PORTABLE;
 use crate::sum_ranks::SumSources;
+use crate::tail;
 use crate::{int_vector, matrix};
 use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{
     Arithmetic, Backward, Cost, Differentiable, Gemms, LinearGemm, Op, OpError, OpGemm, Operand,
-    OperandSource, Role, ScaledGemm, ValueId,
+    OperandSource, Role, ScaledGemm, Tail, ValueId,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -41,9 +42,21 @@ pub fn algorithms() -> Vec<String> {
 const STARTS: usize = 2;
 
 /// `(x_ci, w_(E*o)i, starts) -> y_co`: y = x w_e^T in the rows of expert e, summed in f32 (f64) and rounded
-/// once. Rows after `starts[E]` are written as zeros.
+/// once. Rows after `starts[E]` are zeros.
 #[derive(Clone, Copy, Debug)]
-pub struct GroupedLinear(pub Groups);
+pub struct GroupedLinear {
+    /// The groups of rows of the ragged tensors.
+    pub groups: Groups,
+    /// The tail of y.
+    pub tail: Tail,
+}
+
+impl GroupedLinear {
+    /// With zeros in the tail.
+    pub const fn new(groups: Groups) -> Self {
+        GroupedLinear { groups, tail: Tail::Zeros }
+    }
+}
 
 impl Op for GroupedLinear {
     fn name(&self) -> &'static str {
@@ -51,7 +64,7 @@ impl Op for GroupedLinear {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        let [rows, width, out, w_in] = extents(self.name(), "x", self.0.experts, inputs)?;
+        let [rows, width, out, w_in] = extents(self.name(), "x", self.groups.experts, inputs)?;
         OpError::ensure(width == w_in, || {
             format!("x has {width} columns, but the weight {} takes {w_in}", inputs[1])
         })?;
@@ -67,11 +80,27 @@ impl Op for GroupedLinear {
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        cost([self.0.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, outputs)
+        cost_by_rows(self.groups, self.tail, inputs, outputs)
+    }
+
+    fn reads_tail(&self, input: usize) -> bool {
+        input != 0
+    }
+
+    fn tail(&self, _: usize) -> Option<Tail> {
+        Some(self.tail)
+    }
+
+    fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(Self { tail, ..*self }))
+    }
+
+    fn live_rows(&self) -> Option<usize> {
+        Some(self.groups.live_rows)
     }
 
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
-        Some(gemms_by_rows(LinearGemm::Fprop, self.0, inputs))
+        Some(gemms_by_rows(LinearGemm::Fprop, self.groups, inputs))
     }
 }
 
@@ -83,20 +112,20 @@ impl Differentiable for GroupedLinear {
         if cx.wants(1) {
             let dw = match by_source(cx) {
                 None => {
-                    let wgrad = GroupedWgrad { groups: self.0, out: cx.grad_dtype(1) };
+                    let wgrad = GroupedWgrad { groups: self.groups, out: cx.grad_dtype(1) };
                     cx.emit(Role::Wgrad, wgrad, &[dy, x, starts])?[0]
                 }
                 Some((ranks, starts)) => {
-                    let groups = Groups { experts: self.0.experts * ranks, ..self.0 };
+                    let groups = Groups { experts: self.groups.experts * ranks, ..self.groups };
                     let wgrad = GroupedWgrad { groups, out: DType::F32 };
                     let of_ranks = cx.emit(Role::Wgrad, wgrad, &[dy, x, starts])?;
-                    cx.emit(Role::Wgrad, SumSources { experts: self.0.experts, ranks }, &of_ranks)?[0]
+                    cx.emit(Role::Wgrad, SumSources { experts: self.groups.experts, ranks }, &of_ranks)?[0]
                 }
             };
             cx.set_grad(1, dw)?;
         }
         if cx.wants(0) {
-            let dx = cx.emit(Role::Dgrad, GroupedDgrad(self.0), &[dy, w, starts])?[0];
+            let dx = cx.emit(Role::Dgrad, GroupedDgrad::new(self.groups), &[dy, w, starts])?[0];
             cx.set_grad(0, dx)?;
         }
         Ok(())
@@ -112,9 +141,21 @@ fn by_source(cx: &Backward<'_>) -> Option<(usize, ValueId)> {
 }
 
 /// `(dy_co, w_(E*o)i, starts) -> dx_ci`: dx = dy w_e in the rows of expert e. Rows after `starts[E]` are
-/// written as zeros.
+/// zeros.
 #[derive(Clone, Copy, Debug)]
-pub struct GroupedDgrad(pub Groups);
+pub struct GroupedDgrad {
+    /// The groups of rows of the ragged tensors.
+    pub groups: Groups,
+    /// The tail of dx.
+    pub tail: Tail,
+}
+
+impl GroupedDgrad {
+    /// With zeros in the tail.
+    pub const fn new(groups: Groups) -> Self {
+        GroupedDgrad { groups, tail: Tail::Zeros }
+    }
+}
 
 impl Op for GroupedDgrad {
     fn name(&self) -> &'static str {
@@ -122,9 +163,9 @@ impl Op for GroupedDgrad {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        let [rows, out, w_out, width] = extents(self.name(), "dy", self.0.experts, inputs)?;
+        let [rows, out, w_out, width] = extents(self.name(), "dy", self.groups.experts, inputs)?;
         OpError::ensure(out == w_out, || {
-            let (weight, experts) = (inputs[1], self.0.experts);
+            let (weight, experts) = (inputs[1], self.groups.experts);
             format!("dy has {out} columns, but the weight {weight} of {experts} experts has {w_out} outputs")
         })?;
         Ok(vec![TensorType::new(inputs[0].dtype, [rows, width])])
@@ -139,11 +180,27 @@ impl Op for GroupedDgrad {
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        cost([self.0.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, outputs)
+        cost_by_rows(self.groups, self.tail, inputs, outputs)
+    }
+
+    fn reads_tail(&self, input: usize) -> bool {
+        input != 0
+    }
+
+    fn tail(&self, _: usize) -> Option<Tail> {
+        Some(self.tail)
+    }
+
+    fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(Self { tail, ..*self }))
+    }
+
+    fn live_rows(&self) -> Option<usize> {
+        Some(self.groups.live_rows)
     }
 
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
-        Some(gemms_by_rows(LinearGemm::Dgrad, self.0, inputs))
+        Some(gemms_by_rows(LinearGemm::Dgrad, self.groups, inputs))
     }
 }
 
@@ -180,7 +237,17 @@ impl Op for GroupedWgrad {
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        cost([inputs[0].shape[1], inputs[1].shape[1], self.groups.live_rows], inputs, outputs)
+        let mnk = [inputs[0].shape[1], inputs[1].shape[1], self.groups.live_rows];
+        let [dy, x] = [0, 1].map(|n| self.groups.bytes(inputs[n], inputs[n].shape[0]));
+        cost(mnk, inputs, dy + x + outputs[0].bytes() as f64)
+    }
+
+    fn reads_tail(&self, input: usize) -> bool {
+        input > 1
+    }
+
+    fn live_rows(&self) -> Option<usize> {
+        Some(self.groups.live_rows)
     }
 
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
@@ -232,7 +299,7 @@ fn gemms(kind: LinearGemm, groups: Groups, extents: [usize; 3], out: DType) -> G
     let in_fp8 = move |formats: [Option<ScaledGemm>; 3]| -> Arc<dyn Op> {
         let Some(format) = formats[kind as usize] else { unreachable!("the op has one GEMM") };
         let scaling = format.operands.map(|operand| operand.scaling);
-        Arc::new(GroupedScaledMatmul { gemm: kind, groups, out, scaling })
+        Arc::new(GroupedScaledMatmul { gemm: kind, groups, out, scaling, tail: Tail::Zeros })
     };
     Gemms { list: vec![gemm], in_fp8: Box::new(in_fp8) }
 }
@@ -241,9 +308,17 @@ fn operand(input: usize) -> Operand {
     if input == STARTS { Operand::Full } else { Operand::Compute }
 }
 
-/// Cost of the GEMMs of all experts: as many operations as one GEMM of these extents.
-fn cost(mnk: [usize; 3], inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-    Cost::of_operands(Arithmetic::Gemm { mnk, operands: inputs[0].dtype, scaling: None }, inputs, outputs)
+/// Cost of the GEMMs of all experts: as many operations as one GEMM of these extents, with so many bytes.
+fn cost(mnk: [usize; 3], inputs: &[TensorType], bytes: f64) -> Cost {
+    Cost::of_kernel(Arithmetic::Gemm { mnk, operands: inputs[0].dtype, scaling: None }, bytes)
+}
+
+/// Cost of fprop or dgrad.
+fn cost_by_rows(groups: Groups, tail: Tail, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+    let rows = outputs[0].shape[0];
+    let bytes =
+        groups.bytes(inputs[0], rows) + inputs[1].bytes() as f64 + tail::bytes(outputs[0], rows, tail);
+    cost([groups.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, bytes)
 }
 
 impl OnGpu for GroupedLinear {

@@ -3,19 +3,21 @@
 use super::{GroupedDgrad, GroupedLinear, GroupedWgrad};
 use crate::dispatch::samples::Routing;
 use crate::samples::{Sample, SampleInput, Sampled};
+use xtrain_program::Tail;
 use xtrain_tensor::DType;
 
 impl Routing {
-    fn linear(&self, outputs: usize, inputs: usize) -> Sample {
+    fn linear(&self, outputs: usize, inputs: usize, tail: Tail) -> Sample {
         let groups = self.groups();
         let w = SampleInput::parameter([groups.experts * outputs, inputs]);
-        Sample::forward(GroupedLinear(groups), [self.ragged(inputs), w, self.starts()])
+        let (op, inputs) = (GroupedLinear { groups, tail }, [self.ragged(inputs), w, self.starts()]);
+        if tail.is_undefined() { Sample::plain(op, inputs) } else { Sample::forward(op, inputs) }
     }
 
-    fn dgrad(&self, outputs: usize, inputs: usize) -> Sample {
+    fn dgrad(&self, outputs: usize, inputs: usize, tail: Tail) -> Sample {
         let groups = self.groups();
         let w = SampleInput::activation([groups.experts * outputs, inputs]);
-        Sample::plain(GroupedDgrad(groups), [self.ragged(outputs), w, self.starts()])
+        Sample::plain(GroupedDgrad { groups, tail }, [self.ragged(outputs), w, self.starts()])
     }
 
     fn wgrad(&self, out: DType, outputs: usize, inputs: usize) -> Sample {
@@ -24,8 +26,20 @@ impl Routing {
     }
 }
 
+/// Samples of sizes, with zeros in the tail and, where there is a tail, with an undefined one.
+fn with_tails(
+    sizes: impl IntoIterator<Item = (Routing, [usize; 2])>,
+    sample: impl Fn(&Routing, [usize; 2], Tail) -> Sample,
+) -> Vec<Sample> {
+    let of_size = |(routing, size): (Routing, [usize; 2])| {
+        let tails = routing.tails().into_iter();
+        tails.map(|tail| sample(&routing, size, tail)).collect::<Vec<_>>()
+    };
+    sizes.into_iter().flat_map(of_size).collect()
+}
+
 /// Routings with outputs and inputs of an expert: one expert; experts without tokens; all tokens of one
-/// expert; rows after the last group.
+/// expert; rows after the last group, also more than a tile.
 fn small() -> Vec<(Routing, [usize; 2])> {
     vec![
         (Routing::new([13], 1, 0), [5, 7]),
@@ -35,6 +49,8 @@ fn small() -> Vec<(Routing, [usize; 2])> {
         (Routing::new([1, 2, 0, 1, 0, 1, 3, 0], 1, 0), [5, 2]),
         // No token at all.
         (Routing::new([0, 0, 0], 4, 4), [2, 3]),
+        (Routing::new([0, 0], 1, 130), [3, 2]),
+        (Routing::new([6, 0, 5], 4, 140), [3, 5]),
         // Rows of whole 16-byte vectors in every type.
         (Routing::new([7, 2, 0], 8, 8), [16, 8]),
     ]
@@ -79,31 +95,31 @@ fn hopper() -> Vec<(Routing, [usize; 2])> {
 
 impl Sampled for GroupedLinear {
     fn samples() -> Vec<Sample> {
-        small().into_iter().map(|(routing, [o, i])| routing.linear(o, i)).collect()
+        with_tails(small(), |routing, [o, i], tail| routing.linear(o, i, tail))
     }
 
     fn large() -> Sample {
         let (routing, [o, i]) = large();
-        routing.linear(o, i)
+        routing.linear(o, i, Tail::Zeros)
     }
 
     fn gpu_samples() -> Vec<Sample> {
-        gpu().into_iter().chain(hopper()).map(|(routing, [o, i])| routing.linear(o, i)).collect()
+        with_tails(gpu().into_iter().chain(hopper()), |routing, [o, i], tail| routing.linear(o, i, tail))
     }
 }
 
 impl Sampled for GroupedDgrad {
     fn samples() -> Vec<Sample> {
-        small().into_iter().map(|(routing, [o, i])| routing.dgrad(o, i)).collect()
+        with_tails(small(), |routing, [o, i], tail| routing.dgrad(o, i, tail))
     }
 
     fn large() -> Sample {
         let (routing, [o, i]) = large();
-        routing.dgrad(o, i)
+        routing.dgrad(o, i, Tail::Zeros)
     }
 
     fn gpu_samples() -> Vec<Sample> {
-        gpu().into_iter().chain(hopper()).map(|(routing, [o, i])| routing.dgrad(o, i)).collect()
+        with_tails(gpu().into_iter().chain(hopper()), |routing, [o, i], tail| routing.dgrad(o, i, tail))
     }
 }
 

@@ -15,10 +15,10 @@ impl CpuKernel for GroupedScaledMatmul {
             reals: dequantized(inputs[2 * n], inputs[2 * n + 1], self.scaling[n]),
             cols: inputs[2 * n].ty.shape[1],
         });
-        let (starts, d) = (inputs[STARTS].ints(), &mut outputs[0]);
+        let (starts, d) = (inputs[STARTS], &mut outputs[0]);
         let [o, i] = [0, 2].map(|n| inputs[n].ty.shape[0]);
         if self.gemm == LinearGemm::Wgrad {
-            return for_each_gradient(starts, d, |rows, dw_oi, addend| {
+            return for_each_gradient(starts.ints(), d, |rows, dw_oi, addend| {
                 let [dy_oc, x_ic] = [&a, &b].map(|operand| operand.columns(rows.clone()));
                 let [dy_oc, x_ic] =
                     [(&dy_oc, o), (&x_ic, i)].map(|(part, lines)| operand(part, lines, rows.len()));
@@ -26,7 +26,7 @@ impl CpuKernel for GroupedScaledMatmul {
             });
         }
         let (k, n) = (a.cols, d.ty.shape[1]);
-        for_each_group(starts, d, |e, rows, d| {
+        for_each_group(starts, d, self.tail, |e, rows, d| {
             let a = operand(a.rows(rows.clone()), rows.len(), k);
             match self.gemm {
                 LinearGemm::Dgrad => {

@@ -5,6 +5,7 @@ use super::{GroupedScaledMatmul, STARTS, hopper};
 use crate::device::Floats;
 use crate::groups::{GROUPS, Groups, TILE, slots};
 use crate::ragged::Sizes;
+use crate::tail::{TAIL, end_of_groups};
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaTensor, DevicePtr, Gpu, KernelSource, Launch, Operands, TENSOR_CORES, Work,
     kernel_struct,
@@ -14,7 +15,7 @@ use xtrain_tensor::{DType, Scaling};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
     constants: &[&[("DEPTH", DEPTH as i64), ("THREADS", THREADS as i64)]],
-    headers: &[TENSOR_CORES, GROUPS],
+    headers: &[TENSOR_CORES, TAIL, GROUPS],
     structs: &[Arguments::LAYOUT],
     ..KernelSource::new("grouped_scaled_matmul/kernel.cu", include_str!("kernel.cu"))
 };
@@ -42,6 +43,7 @@ kernel_struct! {
         a: Scaled,
         b: Scaled,
         starts: DevicePtr,
+        end: DevicePtr,
         d: Floats,
         rows: u32,
         columns: u32,
@@ -106,6 +108,7 @@ impl CudaKernel for GroupedScaledMatmul {
             a,
             b,
             starts: operands.inputs[STARTS].place,
+            end: end_of_groups(self.tail, operands.inputs.get(STARTS)),
             d: d.into(),
             rows: rows as u32,
             columns: columns as u32,

@@ -90,7 +90,7 @@ pub(super) fn prepare(
     let blocks = ragged::blocks(gpu, down * sizes.columns(op.gemm).div_ceil(TILE_N));
     let of = (a.ty.dtype == DType::E5M2, op.scaling[0] == Scaling::Tile);
     let function = gpu.function(&SOURCE, &defines(of), kernel_name(op.gemm))?;
-    let (groups, counter) = RaggedGroups::new(gpu, operands.inputs[STARTS].place, sizes)?;
+    let (groups, counter) = RaggedGroups::new(gpu, operands.inputs[STARTS].place, sizes, op.tail)?;
     let (b_rows, b_columns) = b.ty.shape.rows_cols();
     let boxed = [TILE_N / CLUSTER, TILE];
     let arguments = Arguments {

@@ -6,8 +6,8 @@
 // runs on any GPU, at a fraction of the rate of FP8 tensor cores.
 //
 // grouped_scaled_rows (fprop, dgrad): grid (slots of row tiles (groups.cuh) * ceil(columns / 64)). The rows
-// after the last group become zeros. grouped_scaled_wgrad: grid (experts * ceil(rows / 64) *
-// ceil(columns / 64)).
+// after the last group become zeros, up to a tail that is left undefined. grouped_scaled_wgrad: grid
+// (experts * ceil(rows / 64) * ceil(columns / 64)).
 
 // An FP8 matrix and its reciprocal scales.
 struct Scaled {
@@ -26,6 +26,8 @@ struct Arguments {
     Scaled a, b;
     // [experts + 1]: the first row of each group, and the end of the last one.
     const u32* starts;
+    // Of groups (tail.cuh).
+    const u32* end;
     Floats d;
     // Those of d, or of one expert's part of it in wgrad.
     u32 rows, columns;

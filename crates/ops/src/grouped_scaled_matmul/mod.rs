@@ -18,8 +18,10 @@ use crate::groups::Groups;
 use crate::int_vector;
 use crate::on_gpu::OnGpu;
 use crate::scaled_matmul::check_operands;
+use crate::tail;
+use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Arithmetic, Cost, LinearGemm, Op, OpError, Operand};
+use xtrain_program::{Arithmetic, Cost, LinearGemm, Op, OpError, Operand, Tail};
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
 /// The input `starts`.
@@ -45,6 +47,8 @@ pub struct GroupedScaledMatmul {
     pub out: DType,
     /// Granularity of the scales of a and of b.
     pub scaling: [Scaling; 2],
+    /// The tail of y or dx.
+    pub tail: Tail,
 }
 
 impl Op for GroupedScaledMatmul {
@@ -101,7 +105,30 @@ impl Op for GroupedScaledMatmul {
             _ => [self.groups.live_rows, outputs[0].shape[1], inputs[0].shape[1]],
         };
         let gemm = Arithmetic::Gemm { mnk, operands: inputs[0].dtype, scaling: Some(self.scaling) };
-        Cost::of_operands(gemm, inputs, outputs)
+        let (is_wgrad, [rows, cols]) = (self.gemm == LinearGemm::Wgrad, [0, 1].map(|n| inputs[0].shape[n]));
+        let rows = if is_wgrad { cols } else { rows };
+        let of_input = |(n, ty): (usize, &TensorType)| match self.reads_tail(n) {
+            true => ty.bytes() as f64,
+            false => self.groups.bytes(*ty, rows),
+        };
+        let read: f64 = inputs.iter().enumerate().map(of_input).sum();
+        Cost::of_kernel(gemm, read + tail::bytes(outputs[0], rows, self.tail))
+    }
+
+    fn reads_tail(&self, input: usize) -> bool {
+        input >= if self.gemm == LinearGemm::Wgrad { STARTS } else { 2 }
+    }
+
+    fn tail(&self, _: usize) -> Option<Tail> {
+        (self.gemm != LinearGemm::Wgrad).then_some(self.tail)
+    }
+
+    fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
+        (self.gemm != LinearGemm::Wgrad).then(|| Arc::new(Self { tail, ..*self }) as Arc<dyn Op>)
+    }
+
+    fn live_rows(&self) -> Option<usize> {
+        Some(self.groups.live_rows)
     }
 }
 

@@ -3,8 +3,8 @@
 use super::GroupedScaledMatmul;
 use crate::dispatch::samples::Routing;
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
-use xtrain_program::LinearGemm;
-use xtrain_tensor::{DType, Scaling, TensorType};
+use xtrain_program::{LinearGemm, Tail};
+use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
 impl Sampled for GroupedScaledMatmul {
     /// Hopper's tensor cores keep 14 bits of a sum.
@@ -27,6 +27,9 @@ impl Sampled for GroupedScaledMatmul {
             sample(&Routing::new([1, 0, 3], 4, 4), [128, 7], Dgrad, BLOCKS, DType::F32),
             sample(&Routing::new([130, 0, 77], 1, 3), [3, 5], Wgrad, TILES, DType::F32),
             sample(&Routing::new([0, 0, 0], 4, 4), [2, 3], Wgrad, TILES, DType::F32),
+            sample(&Routing::new([130, 0, 77], 1, 300), [3, 5], Wgrad, TILES, DType::F32),
+            without_tail(&Routing::new([3, 0, 5], 4, 140), [128, 5], Fprop, BLOCKS, DType::F32),
+            without_tail(&Routing::new([0, 0], 4, 140), [5, 3], Dgrad, tensors, DType::F32),
         ]
     }
 
@@ -53,6 +56,12 @@ impl Sampled for GroupedScaledMatmul {
             all.push(sample(&many, [24, 33], gemm, [Scaling::Tensor; 2], DType::F32));
             let out = if gemm == LinearGemm::Wgrad { DType::F32 } else { DType::BF16 };
             let sizes = hopper();
+            if gemm != LinearGemm::Wgrad {
+                all.push(without_tail(&aligned(), [256, 136], gemm, tiles, DType::F32));
+                let has_tail = |size: &&(Routing, _)| size.0.tails().len() > 1;
+                let tails = sizes.iter().filter(has_tail);
+                all.extend(tails.map(|(routing, size)| without_tail(routing, *size, gemm, tiles, out)));
+            }
             all.extend(sizes.iter().map(|(routing, size)| sample(routing, *size, gemm, tiles, out)));
             all.extend(
                 sizes.iter().map(|(routing, size)| sample(routing, *size, gemm, [Scaling::Tensor; 2], out)),
@@ -83,12 +92,33 @@ pub(super) const BLOCKS: [Scaling; 2] = [Scaling::Tile, Scaling::Block];
 /// A sample of an expert's outputs and inputs. Gradients of whole tensors are E5M2.
 fn sample(
     routing: &Routing,
-    [o, i]: [usize; 2],
+    size: [usize; 2],
     gemm: LinearGemm,
     scaling: [Scaling; 2],
     out: DType,
 ) -> Sample {
-    let (groups, rows) = (routing.groups(), routing.rows());
+    let op = GroupedScaledMatmul { gemm, groups: routing.groups(), out, scaling, tail: Tail::Zeros };
+    Sample::plain(op, inputs(routing, size, op))
+}
+
+/// The same with an undefined tail.
+fn without_tail(
+    routing: &Routing,
+    size: [usize; 2],
+    gemm: LinearGemm,
+    scaling: [Scaling; 2],
+    out: DType,
+) -> Sample {
+    let groups = routing.groups();
+    let tail = Tail::Undefined { live_rows: groups.live_rows };
+    let op = GroupedScaledMatmul { gemm, groups, out, scaling, tail };
+    Sample::plain(op, inputs(routing, size, op))
+}
+
+/// The inputs of an op, of which ragged ones have undefined tails.
+fn inputs(routing: &Routing, [o, i]: [usize; 2], op: GroupedScaledMatmul) -> Vec<SampleInput> {
+    let GroupedScaledMatmul { gemm, groups, scaling, .. } = op;
+    let rows = routing.rows();
     let experts = groups.experts;
     let [a, b] = match gemm {
         LinearGemm::Fprop => [[rows, i], [experts * o, i]],
@@ -102,8 +132,16 @@ fn sample(
         SampleInput::activation(scaling.shape(rows, cols)).fill(Fill::Normal(1.0, 0.25))
     };
     let operand = |shape: [usize; 2], format| SampleInput::activation(shape).in_format(format);
-    let op = GroupedScaledMatmul { gemm, groups, out, scaling };
-    let a = [operand(a, format), scales(a, scaling[0])];
+    let first = routing.first_of_tail();
+    // Numbers and scales by rows, or transposed.
+    let ragged = |[q, scales]: [SampleInput; 2], scaling: Scaling| match (gemm, scaling) {
+        (LinearGemm::Wgrad, Scaling::Tile) => [q.without(1, first), scales.without(0, first.div_ceil(TILE))],
+        (LinearGemm::Wgrad, _) => [q.without(1, first), scales],
+        (_, Scaling::Tile) => [q.without(0, first), scales.without(1, first)],
+        _ => [q.without(0, first), scales],
+    };
+    let a = ragged([operand(a, format), scales(a, scaling[0])], scaling[0]);
     let b = [operand(b, DType::E4M3), scales(b, scaling[1])];
-    Sample::plain(op, a.into_iter().chain(b).chain([routing.starts()]).collect::<Vec<_>>())
+    let b = if gemm == LinearGemm::Wgrad { ragged(b, scaling[1]) } else { b };
+    a.into_iter().chain(b).chain([routing.starts()]).collect()
 }

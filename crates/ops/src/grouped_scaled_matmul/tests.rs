@@ -73,7 +73,7 @@ impl Layer {
 
 fn op(gemm: LinearGemm, scaling: [Scaling; 2], out: DType) -> GroupedScaledMatmul {
     let groups = Groups { experts: EXPERTS, align: TILE, live_rows: STARTS[EXPERTS] };
-    GroupedScaledMatmul { gemm, groups, out, scaling }
+    GroupedScaledMatmul { gemm, groups, out, scaling, tail: Tail::Zeros }
 }
 
 fn by_blocks(gemm: LinearGemm) -> [Scaling; 2] {

@@ -1,9 +1,11 @@
 //! Loops over the experts of a ragged tensor ([`crate::dispatch`]), several at a time.
 
 use super::matmul::Addend;
+use crate::tail::{self, written_rows};
 use rayon::prelude::*;
 use std::ops::Range;
-use xtrain_tensor::{TensorType, ViewMut};
+use xtrain_program::Tail;
+use xtrain_tensor::{TensorType, View, ViewMut};
 
 /// Runs `f(rows, dw of the expert, addend)` for each expert; when accumulating, skips experts without rows.
 pub(crate) fn for_each_gradient(
@@ -21,14 +23,19 @@ pub(crate) fn for_each_gradient(
     });
 }
 
-/// Runs `f(expert, rows, their part of y)` for each expert with rows, and writes zeros after the last group.
+/// Runs `f(expert, rows, their part of y)` for each expert with rows, and writes zeros after the last group,
+/// up to a tail that is undefined.
 pub(crate) fn for_each_group(
-    starts: &[i32],
+    starts: View<'_>,
     y: &mut ViewMut<'_>,
+    tail: Tail,
     f: impl Fn(usize, Range<usize>, &mut ViewMut<'_>) + Sync,
 ) {
-    let (dtype, (_, cols)) = (y.ty.dtype, y.ty.shape.rows_cols());
-    let mut rest = y.bytes();
+    let (dtype, (y_rows, cols)) = (y.ty.dtype, y.ty.shape.rows_cols());
+    let written = written_rows(tail, starts, y_rows);
+    tail::fill(y, 0, written);
+    let starts = starts.ints();
+    let mut rest = &mut y.bytes()[..dtype.bytes(written * cols)];
     let mut parts = Vec::with_capacity(starts.len() - 1);
     for (e, rows) in groups(starts).enumerate().filter(|(_, rows)| !rows.is_empty()) {
         let (part, after) = rest.split_at_mut(dtype.bytes(rows.len() * cols));

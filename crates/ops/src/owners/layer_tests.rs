@@ -74,18 +74,19 @@ fn computed(
     let one = |mut outputs: Vec<HostTensor>| outputs.remove(0);
     let tree = UnpermuteTree { experts, groups: UnpermuteTree::groups_of(EXPERTS) / ranks, rounded: false };
 
-    let x_c = one(run(&Permute, &[x, sources, rows]));
+    let x_c = one(run(&Permute::default(), &[x, sources, rows]));
     let gates_c = one(run(&PermuteGates, &[gates, sources, rows]));
-    let both = one(run(&GroupedLinear(groups), &[&x_c, &gate_up, starts]));
-    let activated = one(run(&Swiglu { weighted: true }, &[&both, &gates_c]));
-    let y_c = one(run(&GroupedLinear(groups), &[&activated, &down, starts]));
+    let both = one(run(&GroupedLinear::new(groups), &[&x_c, &gate_up, starts]));
+    let activated = one(run(&Swiglu::WEIGHTED, &[&both, &gates_c, starts]));
+    let y_c = one(run(&GroupedLinear::new(groups), &[&activated, &down, starts]));
     let out = one(run(&tree, &[&y_c, sources, rows, ids]));
 
-    let dy_c = one(run(&Permute, &[dout, sources, rows]));
-    let da = one(run(&GroupedDgrad(groups), &[&dy_c, &down, starts]));
-    let swiglu = SwigluGrad { rematerialise: false, weighted: true };
-    let [dboth, dgates_c, ..] = &run(&swiglu, &[&da, &both, &gates_c])[..] else { panic!("two gradients") };
-    let dx_c = one(run(&GroupedDgrad(groups), &[dboth, &gate_up, starts]));
+    let dy_c = one(run(&Permute::default(), &[dout, sources, rows]));
+    let da = one(run(&GroupedDgrad::new(groups), &[&dy_c, &down, starts]));
+    let [dboth, dgates_c, ..] = &run(&SwigluGrad::WEIGHTED, &[&da, &both, &gates_c, starts])[..] else {
+        panic!("two gradients")
+    };
+    let dx_c = one(run(&GroupedDgrad::new(groups), &[dboth, &gate_up, starts]));
     let dx = one(run(&tree, &[&dx_c, sources, rows, ids]));
     let dgates = one(run(&UnpermuteGates, &[dgates_c, sources, rows]));
 

@@ -3,6 +3,7 @@
 use super::{Permute, PermuteByTree, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
 use crate::host::rows::{add_into, for_row_blocks};
 use crate::host::tree;
+use crate::tail::TAIL_SOURCE;
 use rayon::prelude::*;
 use xtrain_tensor::{CpuKernel, View, ViewMut, with_real};
 
@@ -16,6 +17,7 @@ impl CpuKernel for Permute {
         outputs[0].bytes().par_chunks_mut(row_bytes.max(1)).zip(sources).for_each(|(row, &source)| {
             match usize::try_from(source) {
                 Ok(copy) => row.copy_from_slice(&x[copy / top_k * row_bytes..][..row_bytes]),
+                Err(_) if self.tail.is_undefined() && source == TAIL_SOURCE => row.fill(0xFF),
                 Err(_) => row.fill(0),
             }
         });
@@ -24,7 +26,7 @@ impl CpuKernel for Permute {
 
 impl CpuKernel for PermuteByTree {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        Permute.run(&inputs[..3], outputs);
+        self.permute().run(&inputs[..3], outputs);
     }
 }
 

@@ -4,6 +4,7 @@
 use super::{Permute, PermuteByTree, PermuteGates, Unpermute, UnpermuteGates, UnpermuteTree};
 use crate::device::{Floats, elementwise_launch, row_launch, suffix};
 use crate::sparse_tree::SPARSE_TREE;
+use crate::tail::{NO_SOURCE, TAIL_SOURCE};
 use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Operands, Work, kernel_struct};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
@@ -33,6 +34,8 @@ kernel_struct! {
         top_k: u32,
         capacity: u32,
         width: u32,
+        zero_from: i32,
+        padding: u32,
     }
 }
 
@@ -65,11 +68,19 @@ fn arguments(operands: &Operands<'_>) -> Arguments {
         top_k: top_k as u32,
         capacity: sources.ty.numel() as u32,
         width: x.ty.shape.last().map_or(1, |width| *width as u32),
+        zero_from: TAIL_SOURCE,
+        padding: 0,
     }
 }
 
 /// A kernel with so many blocks, times those that share the columns of a row.
-fn of_rows(gpu: &Gpu, name: &str, operands: &Operands<'_>, blocks: usize) -> Result<Work, CudaError> {
+fn of_rows(
+    gpu: &Gpu,
+    name: &str,
+    operands: &Operands<'_>,
+    blocks: usize,
+    arguments: Arguments,
+) -> Result<Work, CudaError> {
     let y = operands.outputs[0].ty;
     let (path, launch) = row_launch(y, blocks);
     let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(y)))?;
@@ -79,7 +90,7 @@ fn of_rows(gpu: &Gpu, name: &str, operands: &Operands<'_>, blocks: usize) -> Res
     // SAFETY: the kernel takes one `Arguments` of tensors with the shapes of `infer`, in rows of whole
     // vectors where the path is that. Rows and sources come from `dispatch`: they are -1 or within the
     // tensors.
-    Ok(unsafe { Work::launch(function, launch, arguments(operands)) })
+    Ok(unsafe { Work::launch(function, launch, arguments) })
 }
 
 /// A kernel with a thread for each element of the output.
@@ -93,20 +104,22 @@ fn of_elements(gpu: &Gpu, name: &str, operands: &Operands<'_>) -> Result<Work, C
 impl CudaKernel for Permute {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (tokens, rows) = (operands.inputs[0].ty.shape.rows_cols().0, operands.inputs[1].ty.numel());
-        of_rows(gpu, "permute", operands, tokens + rows.div_ceil(EMPTY))
+        let zero_from = if self.tail.is_undefined() { NO_SOURCE } else { TAIL_SOURCE };
+        let arguments = Arguments { zero_from, ..arguments(operands) };
+        of_rows(gpu, "permute", operands, tokens + rows.div_ceil(EMPTY), arguments)
     }
 }
 
 impl CudaKernel for PermuteByTree {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        Permute.prepare(gpu, &Operands { inputs: &operands.inputs[..3], ..*operands })
+        self.permute().prepare(gpu, &Operands { inputs: &operands.inputs[..3], ..*operands })
     }
 }
 
 impl CudaKernel for Unpermute {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let tokens = operands.outputs[0].ty.shape.rows_cols().0;
-        of_rows(gpu, "unpermute", operands, tokens)
+        of_rows(gpu, "unpermute", operands, tokens, arguments(operands))
     }
 }
 

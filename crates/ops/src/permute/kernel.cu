@@ -11,10 +11,14 @@ struct Arguments {
     u32 top_k;
     u32 capacity;
     u32 width;
+    // The least source of a row to which permute writes zeros.
+    int zero_from;
+    u32 padding;
 };
 
 // A block has a token and a part of its columns, and writes its rows, so that x is read once; or it has EMPTY
-// rows, one for each lane of a warp, and writes zeros to those without a token. A thread has N columns.
+// rows, one for each lane of a warp, and writes zeros to those without a token, but not to those in a tail that
+// is left undefined. A thread has N columns.
 template <class T, int N> __device__ __forceinline__ void permute(const Arguments& args) {
     u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     float values[N] = {};
@@ -29,7 +33,8 @@ template <class T, int N> __device__ __forceinline__ void permute(const Argument
     }
     static_assert(EMPTY == 32, "each lane has a row");
     u32 first = (blockIdx.x - args.tokens) * EMPTY, row = first + threadIdx.x % 32;
-    u32 empty = __ballot_sync(0xffffffff, row < args.capacity && args.sources[row] < 0);
+    int source = row < args.capacity ? args.sources[row] : 0;
+    u32 empty = __ballot_sync(0xffffffff, source < 0 && source >= args.zero_from);
     if (column >= args.width) return;
     for (; empty != 0; empty &= empty - 1) store<N>(y + (u64)(first + __ffs(empty) - 1) * args.width, values);
 }

@@ -11,14 +11,20 @@ mod tests;
 
 use crate::cast::Cast;
 use crate::on_gpu::OnGpu;
+use crate::tail;
 use crate::{float_shaped, matrix};
+use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};
+use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role, Tail};
 use xtrain_tensor::{DType, TensorType};
 
-/// `(x_td, sources_c i32, rows_tk i32) -> y_cd`: row c is the token of the copy `sources[c]`; zeros for -1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Permute;
+/// `(x_td, sources_c i32, rows_tk i32) -> y_cd`: row c is the token of the copy `sources[c]`; zeros if that is
+/// negative.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Permute {
+    /// The tail of y.
+    pub tail: Tail,
+}
 
 /// `(y_cd, sources_c i32, rows_tk i32[, shared_td]) -> x_td`: the sum of a token's rows in the order of its
 /// experts, and of `shared` after them, in f32 (f64), rounded once. A row of -1 adds nothing. No atomics: the
@@ -26,7 +32,8 @@ pub struct Permute;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unpermute;
 
-/// `(gates_tk, sources_c i32, rows_tk i32) -> gates_c`: the gate of the copy that a row holds, or 0 for -1.
+/// `(gates_tk, sources_c i32, rows_tk i32) -> gates_c`: the gate of the copy that a row holds, or 0
+/// for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermuteGates;
 
@@ -76,6 +83,19 @@ impl Op for Permute {
     fn is_cheap(&self, _: usize) -> bool {
         true
     }
+
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let read: f64 = inputs.iter().map(|ty| ty.bytes() as f64).sum();
+        Cost::of_bytes(read + tail::bytes(outputs[0], outputs[0].shape[0], self.tail))
+    }
+
+    fn tail(&self, _: usize) -> Option<Tail> {
+        Some(self.tail)
+    }
+
+    fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(Permute { tail }))
+    }
 }
 
 impl Differentiable for Permute {
@@ -110,6 +130,11 @@ impl Op for Unpermute {
         if matches!(input, 1 | 2) { Operand::Full } else { Operand::Compute }
     }
 
+    /// Of y it reads the rows of copies.
+    fn reads_tail(&self, input: usize) -> bool {
+        input != 0
+    }
+
     /// Of y, the rows of all copies.
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let added = inputs.get(3).map_or(0, |shared| shared.bytes());
@@ -122,7 +147,7 @@ impl Differentiable for Unpermute {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dx) = cx.grad(0) else { return Ok(()) };
         if cx.wants(0) {
-            let dy = cx.emit(Role::Dgrad, Permute, &[dx, cx.input(1), cx.input(2)])?[0];
+            let dy = cx.emit(Role::Dgrad, Permute::default(), &[dx, cx.input(1), cx.input(2)])?[0];
             cx.set_grad(0, dy)?;
         }
         match cx.input_count() {
@@ -174,6 +199,10 @@ impl Op for UnpermuteGates {
 
     fn operand(&self, _: usize) -> Operand {
         Operand::Full
+    }
+
+    fn reads_tail(&self, input: usize) -> bool {
+        input != 0
     }
 }
 
@@ -253,6 +282,10 @@ impl Op for UnpermuteTree {
         if matches!(input, 1..=3) { Operand::Full } else { Operand::Compute }
     }
 
+    fn reads_tail(&self, input: usize) -> bool {
+        input != 0
+    }
+
     /// Of y, the rows of all copies.
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let added = inputs.get(4).map_or(0, |shared| shared.bytes());
@@ -265,7 +298,18 @@ impl Op for UnpermuteTree {
 /// a token's rows by this tree. Without `rounded` these sums are not rounded to the type of x: other ranks
 /// have the rest of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PermuteByTree(pub UnpermuteTree);
+pub struct PermuteByTree {
+    /// The sum in the backward.
+    pub tree: UnpermuteTree,
+    /// The tail of y.
+    pub tail: Tail,
+}
+
+impl PermuteByTree {
+    fn permute(&self) -> Permute {
+        Permute { tail: self.tail }
+    }
+}
 
 impl Op for PermuteByTree {
     fn name(&self) -> &'static str {
@@ -275,15 +319,27 @@ impl Op for PermuteByTree {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("permute_by_tree", inputs, 4)?;
         ensure_ids(inputs[2], inputs[3])?;
-        Permute.infer(&inputs[..3])
+        self.permute().infer(&inputs[..3])
     }
 
     fn operand(&self, input: usize) -> Operand {
-        Permute.operand(input)
+        self.permute().operand(input)
     }
 
     fn is_cheap(&self, output: usize) -> bool {
-        Permute.is_cheap(output)
+        self.permute().is_cheap(output)
+    }
+
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        self.permute().cost(&inputs[..3], outputs)
+    }
+
+    fn tail(&self, _: usize) -> Option<Tail> {
+        Some(self.tail)
+    }
+
+    fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(PermuteByTree { tail, ..*self }))
     }
 }
 
@@ -291,8 +347,8 @@ impl Differentiable for PermuteByTree {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dy) = cx.grad(0) else { return Ok(()) };
         let inputs = [dy, cx.input(1), cx.input(2), cx.input(3)];
-        let dx = cx.emit(Role::Dgrad, self.0, &inputs)?[0];
-        if self.0.rounded { cx.set_grad(0, dx) } else { cx.set_unrounded_grad(0, dx) }
+        let dx = cx.emit(Role::Dgrad, self.tree, &inputs)?[0];
+        if self.tree.rounded { cx.set_grad(0, dx) } else { cx.set_unrounded_grad(0, dx) }
     }
 }
 
@@ -312,7 +368,7 @@ impl Differentiable for UnpermuteTree {
             let to = cx.ty(cx.input(0)).dtype;
             let rounded =
                 if cx.ty(dx).dtype == to { dx } else { cx.emit(Role::Dgrad, Cast { to }, &[dx])?[0] };
-            let dy = cx.emit(Role::Dgrad, Permute, &[rounded, cx.input(1), cx.input(2)])?[0];
+            let dy = cx.emit(Role::Dgrad, Permute::default(), &[rounded, cx.input(1), cx.input(2)])?[0];
             cx.set_grad(0, dy)?;
         }
         match cx.input_count() {

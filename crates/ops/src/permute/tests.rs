@@ -27,7 +27,7 @@ proptest! {
         let [rows, sources] = [&routing[2], &routing[3]];
         let (x, gates) = (normal(DType::F64, [tokens.len(), 7], 1.0, seed), normal(DType::F64, ids.ty().shape, 1.0, seed));
 
-        let y = run(&Permute, &[&x, sources, rows]).remove(0);
+        let y = run(&Permute::default(), &[&x, sources, rows]).remove(0);
         let back = run(&Unpermute, &[&y, sources, rows]).remove(0).to_f64();
         let gates_c = run(&PermuteGates, &[&gates, sources, rows]).remove(0);
         let gates_back = run(&UnpermuteGates, &[&gates_c, sources, rows]).remove(0).to_f64();

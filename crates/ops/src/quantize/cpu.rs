@@ -4,6 +4,7 @@ use super::{CastSource, Dequantize, Given, Quantize, SAVE};
 use crate::host::amax::magnitude;
 use crate::host::math::vectorized;
 use crate::host::rows::rows_per_task;
+use crate::tail;
 use rayon::prelude::*;
 use std::ops::Range;
 use xtrain_tensor::formats::{cast_scale, narrow, widen};
@@ -17,10 +18,21 @@ fn even_rows_per_task(cols: usize) -> usize {
 impl CpuKernel for Quantize {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (source_inputs, given) = inputs.split_at(self.source.inputs());
+        let types: Vec<TensorType> = inputs.iter().map(|view| view.ty).collect();
+        let (rows, cols) = self.source.extents(&types);
+        let written_rows = match self.source {
+            CastSource::Permute if self.tail.is_undefined() => tail::written_sources(inputs[1]),
+            source => source.weights().map_or(rows, |n| tail::written_rows(self.tail, inputs[n + 1], rows)),
+        };
         let (outputs, further) = outputs.split_at_mut(self.amax() + 1);
         let dweights = further.first_mut().filter(|_| self.source.has_dweights());
         let dweights = dweights.map(|dweights| dweights.slice_mut(0..dweights.ty.numel()));
-        let computed = self.source.compute(source_inputs, dweights);
+        let mut computed = self.source.compute(source_inputs, dweights);
+        if let Some(value) = &mut computed {
+            // Zeros, so that no amax depends on the tail.
+            let from = value.ty().dtype.bytes(written_rows * cols);
+            value.bytes_mut()[from..].fill(0);
+        }
         let x = computed.as_ref().map_or(inputs[0], |value| View::new(value.ty(), value.bytes()));
         let given_scale = self.given.scale().map(|n| given[n].scalar::<f32>());
         let given_amaxes = self.given.amax().map(|n| given[n].reals::<f32>().to_vec());
@@ -46,9 +58,14 @@ impl CpuKernel for Quantize {
             _ => largest,
         };
         let accumulates = amax.accumulate;
-        let amax = &mut amax.reals::<f32>()[0];
-        let before = if accumulates { magnitude(*amax) } else { 0 };
-        *amax = f32::from_bits(largest.max(before));
+        let before = if accumulates { magnitude(amax.reals::<f32>()[0]) } else { 0 };
+        amax.reals::<f32>()[0] = f32::from_bits(largest.max(before));
+        let ragged = outputs.iter_mut().chain(further).enumerate();
+        for (n, output) in ragged.filter(|_| written_rows < rows) {
+            if let Some((axis, of_index)) = self.ragged_axis(n) {
+                tail::fill(output, axis, written_rows.div_ceil(of_index));
+            }
+        }
     }
 
     /// Gate and up if they are restored, the value that the op computes, the amaxes of regions, partial

@@ -4,6 +4,7 @@
 use super::variants::{CONSTANTS, FORMAT_NUMBERS, Phase, WIDTH, format_number, own_variants};
 use super::{Amaxes, CastSource, Dequantize, Given, Quantize, SAVE};
 use crate::device::{ELEMENTWISE_THREADS, Floats, plane, suffix, warps_of};
+use crate::tail::{TAIL, end_of_groups};
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, CudaTensor, Defines, DevicePtr, Gpu, Header, KernelSource, Launch,
     Operands, Work, kernel_struct,
@@ -20,7 +21,7 @@ pub(crate) const AREA: Header = Header::new("quantize/area.cuh", include_str!("a
 const COMPUTED: Header = Header::new("quantize/source.cuh", include_str!("source.cuh"));
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    headers: &[crate::swiglu::GATE, SCALES, PIECE, COMPUTED, AREA],
+    headers: &[crate::swiglu::GATE, SCALES, TAIL, PIECE, COMPUTED, AREA],
     structs: &[QuantizeArguments::LAYOUT],
     variants: own_variants,
     ..KernelSource::new("quantize/kernel.cu", include_str!("kernel.cu"))
@@ -69,6 +70,8 @@ kernel_struct! {
         given_scale: DevicePtr,
         given_amax: DevicePtr,
         amax: DevicePtr,
+        /// The end of groups of rows, or the sources of rows.
+        end: DevicePtr,
         row_major: CastLayout,
         transposed: CastLayout,
         rows: u32,
@@ -135,19 +138,37 @@ impl CudaKernel for Quantize {
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        self.prepare_until(gpu, operands, self.end_of_groups(operands))
+    }
+}
+
+impl Quantize {
+    /// The place of the end of groups of rows, or of the sources of rows, if tails are undefined; null
+    /// otherwise.
+    fn end_of_groups(self, operands: &Operands<'_>) -> DevicePtr {
+        let sources = operands.inputs.get(1).filter(|_| self.source == CastSource::Permute);
+        match (sources, self.source.weights()) {
+            (Some(sources), _) if self.tail.is_undefined() => sources.place,
+            (_, starts) => end_of_groups(self.tail, starts.map(|weights| &operands.inputs[weights + 1])),
+        }
+    }
+
+    /// As `prepare`, with this place of the end of groups.
+    fn prepare_until(self, gpu: &Gpu, operands: &Operands<'_>, end: DevicePtr) -> Result<Work, CudaError> {
         let types: Vec<TensorType> = operands.inputs.iter().map(|t| t.ty).collect();
         if self.saves_apart(&types) {
             let (outputs, copy) = operands.outputs.split_at(operands.outputs.len() - 2);
             let (workspace, of_saving) = operands.workspace.split_at(operands.workspace.len() - 1);
-            let save = saving(gpu, operands.inputs[0], copy, of_saving)?;
             let weighted = self.source.is_weighted();
-            let cast = Quantize { source: CastSource::Swiglu { restored: false, weighted }, ..*self };
+            let end = self.end_of_groups(operands);
+            let save = saving(gpu, operands.inputs[0], copy, of_saving, end)?;
+            let cast = Quantize { source: CastSource::Swiglu { restored: false, weighted }, ..self };
             let cast = cast.prepare(gpu, &Operands { inputs: operands.inputs, outputs, workspace })?;
             return Ok(Work::sequence(vec![save, cast]));
         }
         let (rows, cols) = self.source.extents(&types);
         let dtype = suffix(types[0].with_dtype(self.source.dtype(&types)));
-        let arguments = self.arguments(operands);
+        let arguments = QuantizeArguments { end, ..self.arguments(operands) };
         let packed_pairs = self.has_packed_pairs([rows, cols]);
         let phases = self.phases(packed_pairs);
         let function = |phase, name: &str| gpu.function(&SOURCE, &self.defines(phase), name);
@@ -268,6 +289,7 @@ impl CudaKernel for Amaxes {
             given_scale: none,
             given_amax: none,
             amax: operands.workspace.first().map_or(amaxes.place, |word| word.place),
+            end: none,
             row_major: CastLayout::default(),
             transposed,
             rows: rows as u32,
@@ -386,8 +408,7 @@ impl Quantize {
         };
         let [of_rows, w] = match self.source {
             CastSource::Norm => [inputs[1].into(), inputs[2].into()],
-            source if source.is_weighted() => [inputs[source.inputs() - 1].into(), Floats::none()],
-            _ => [Floats::none(); 2],
+            source => [source.weights().map_or(Floats::none(), |n| inputs[n].into()), Floats::none()],
         };
         QuantizeArguments {
             x: inputs[0].place,
@@ -401,6 +422,7 @@ impl Quantize {
             given_scale: given_place(self.given.scale()),
             given_amax: given_place(self.given.amax().filter(|_| !by_row)),
             amax: amax.place,
+            end: none,
             row_major,
             transposed,
             rows: rows as u32,
@@ -465,16 +487,18 @@ pub(crate) fn saving_workspace() -> Vec<TensorType> {
     vec![TensorType::new(DType::F32, [1])]
 }
 
-/// Work that saves gate and up in FP8: `copy` is the numbers and the scales.
+/// Work that saves gate and up in FP8: `copy` is the numbers and the scales. `end` is the place of the end of
+/// groups of rows if their tail is left undefined, else null.
 pub(crate) fn saving(
     gpu: &Gpu,
     gate_up: CudaTensor,
     copy: &[CudaOutput],
     workspace: &[CudaTensor],
+    end: DevicePtr,
 ) -> Result<Work, CudaError> {
     let amax = CudaOutput { ty: workspace[0].ty, place: workspace[0].place, accumulate: false };
     let outputs = [copy[0], copy[1], amax];
-    SAVE.prepare(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &[] })
+    SAVE.prepare_until(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &[] }, end)
 }
 
 impl CudaKernel for Dequantize {

@@ -43,7 +43,8 @@ template <class T, int N> __device__ __forceinline__ void measure(const Quantize
     // Beyond the edge, the last columns are read again, which raises nothing.
     column = min(column, width - N);
     Magnitudes<T> most = {};
-    for (u64 first = (u64)blockIdx.y * ROWS; first < args.rows; first += (u64)gridDim.y * ROWS) {
+    u32 rows = GATED ? written_rows(args.end, args.rows) : args.rows;
+    for (u64 first = (u64)blockIdx.y * ROWS; first < rows; first += (u64)gridDim.y * ROWS) {
         Eight<T> piece[ROWS][BOTH ? 2 : 1] = {};
         if constexpr (N > 1) {
             Loaded<T> loaded[ROWS];
@@ -93,8 +94,15 @@ __device__ __forceinline__ void write_dweight_sums(const QuantizeArguments& args
     if (x_lane % SHARE == 0 && row < args.rows) args.dweight_sums[(u64)across * args.rows + row] = sum;
 }
 
+// True if the rows of an area are in a tail that is left undefined. Rows of norms have none.
+__device__ __forceinline__ bool is_undefined_area(const QuantizeArguments& args, u32 down) {
+    if (SOURCE == PERMUTE) return args.sources != nullptr && args.sources[down * EDGE] == TAIL_SOURCE;
+    return SOURCE != NORM && is_undefined(args.end, down * EDGE);
+}
+
 template <class T, bool VECTOR, bool WHOLE>
 __device__ __forceinline__ void area(const QuantizeArguments& args, u32 across, u32 down) {
+    if (is_undefined_area(args, down)) return;
     // CAST_GIVEN has cast by the given scale.
     if (PHASE == CAST && args.given_scale && *args.given_scale != 0.0f) return;
     // Bands of areas may be wider than the matrix.
@@ -126,6 +134,7 @@ __device__ __forceinline__ void area(const QuantizeArguments& args, u32 across, 
 // Casts an area of each half of a gradient of SwiGLU, whose operands are read once. If a thread lacks
 // registers for both, rows of the second half wait in shared memory.
 template <class T> __device__ __forceinline__ void halves(const QuantizeArguments& args, u32 across, u32 down) {
+    if (is_undefined_area(args, down)) return;
     constexpr int ROWS = ROWS_AT_ONCE<T>, WAITING = RESTORED && PHASE != CAST && sizeof(T) == 2 ? HEIGHT - 1 : 0;
     __shared__ uint4 waiting[WAITING ? WAITING * THREADS : 1];
     u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HEIGHT;
@@ -233,7 +242,7 @@ KERNEL(pair_bf16, 1) { pair<bf16>(args); }
 // has a row.
 extern "C" __global__ void quantize_dweights(QuantizeArguments args) {
     u32 row = blockIdx.x * blockDim.x + threadIdx.x;
-    if (row >= args.rows) return;
+    if (row >= args.rows || is_undefined(args.end, row)) return;
     float dweight = 0.0f;
     for (u32 across = 0; across * EDGE < args.cols / 2; across++) dweight += args.dweight_sums[(u64)across * args.rows + row];
     args.dweights[row] = dweight;

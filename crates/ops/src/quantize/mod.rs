@@ -32,10 +32,13 @@ pub use source::{CastSource, Given};
 
 use crate::matrix;
 use crate::on_gpu::OnGpu;
+use crate::tail;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Arithmetic, Cost, KernelCost, Op, OpError, Operand, Quantization, Rebuild, Source};
-use xtrain_tensor::{DType, Scaling, TensorType};
+use xtrain_program::{
+    Arithmetic, Cost, KernelCost, Op, OpError, Operand, Quantization, Rebuild, Source, Tail,
+};
+use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
 /// `(x [R, C] (, scale f32[1, 1]) (, amax f32[1] or f32[n])) -> (q [R, C], inv_scale) row-major, (q [C, R],
 /// inv_scale) transposed, amax f32[1]`. [`Layouts`] says which of the pairs there are, [`Given`] which of the
@@ -61,12 +64,15 @@ pub struct Quantize {
     pub layouts: Layouts,
     /// Scales or amaxes that are inputs.
     pub given: Given,
+    /// The tails of all ragged outputs, if the source is of rows by experts.
+    pub tail: Tail,
 }
 
 impl Quantize {
     /// The cast of a tensor.
     pub const fn new(format: DType, scaling: Scaling, pow2_scales: bool, layouts: Layouts) -> Self {
-        Quantize { source: CastSource::Input, format, scaling, pow2_scales, layouts, given: Given::Nothing }
+        let (source, given, tail) = (CastSource::Input, Given::Nothing, Tail::Zeros);
+        Quantize { source, format, scaling, pow2_scales, layouts, given, tail }
     }
 
     /// The cast of an operand, in the layouts that GEMMs need: row-major, transposed.
@@ -133,6 +139,29 @@ impl Quantize {
             _ => false,
         };
         self.source == CastSource::Input && is_by_token
+    }
+
+    /// True if it can leave tails undefined: it casts rows by experts, by tiles or with one scale.
+    fn has_tail(&self) -> bool {
+        let is_ragged = self.source == CastSource::Permute || self.source.is_weighted();
+        is_ragged && matches!(self.scaling, Scaling::Tile | Scaling::Tensor)
+    }
+
+    /// The axis along which an output is ragged, and the rows of the ragged tensor for each index of that axis;
+    /// None if it is not ragged.
+    fn ragged_axis(&self, output: usize) -> Option<(usize, usize)> {
+        let (is_scales, transposed) = (output % 2 == 1, !self.layouts.written()[0] || output > 1);
+        if output > self.amax() {
+            // The gradient of weights, or numbers and scales of the saved copy.
+            return Some((output - self.amax() - 1, 1));
+        }
+        match (is_scales, transposed) {
+            _ if output == self.amax() => None,
+            (true, _) if self.scaling == Scaling::Tensor => None,
+            (true, true) => Some((0, TILE)),
+            (false, false) => Some((0, 1)),
+            (true, false) | (false, true) => Some((1, 1)),
+        }
     }
 
     /// Checks the inputs after those of the source.
@@ -224,7 +253,19 @@ impl Op for Quantize {
             let bytes = inputs.iter().map(|ty| ty.bytes() as f64).sum();
             cost.kernels.push(KernelCost::of_bytes(bytes));
         }
-        cost
+        tail::cost(cost, self.source.extents(inputs).0, self.tail)
+    }
+
+    fn reads_tail(&self, input: usize) -> bool {
+        !self.tail.is_undefined() || self.source.weights().is_none_or(|last| input > last)
+    }
+
+    fn tail(&self, output: usize) -> Option<Tail> {
+        self.ragged_axis(output).filter(|_| self.has_tail()).map(|_| self.tail)
+    }
+
+    fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
+        self.has_tail().then(|| Arc::new(Quantize { tail, ..*self }) as Arc<dyn Op>)
     }
 
     /// The transpose, which the backward reads: a second cast costs little once its input is there.

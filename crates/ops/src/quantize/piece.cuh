@@ -57,6 +57,12 @@ struct QuantizeArguments {
     // The tensor's amax as another kernel reduced it, or null.
     const u32* given_amax;
     u32* amax;
+    union {
+        // The end of groups of rows (tail.cuh).
+        const u32* end;
+        // PERMUTE: the sources of rows, or null if the tail is written like other rows.
+        const int* sources;
+    };
     CastLayout row_major;
     CastLayout transposed;
     u32 rows;

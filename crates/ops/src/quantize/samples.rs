@@ -3,6 +3,9 @@
 use super::{Amaxes, CastSource, Dequantize, Given, Layouts, Quantize};
 use crate::permute;
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
+use crate::swiglu::samples::weights_and_starts;
+use crate::tail::first_row;
+use xtrain_program::Tail;
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 impl Sampled for Quantize {
@@ -46,6 +49,7 @@ impl Sampled for Quantize {
                     SampleInput::activation([7, 256]).in_format(DType::E4M3),
                     SampleInput::activation(Scaling::Tile.shape(7, 256)),
                     SampleInput::activation([7]),
+                    SampleInput::integers([2], [0, 7]),
                 ],
             ),
             Sample::plain(
@@ -62,9 +66,21 @@ impl Sampled for Quantize {
                     SampleInput::activation([7, 11]),
                     SampleInput::activation([7, 22]),
                     SampleInput::activation([7]),
+                    SampleInput::integers([2], [0, 7]),
                 ],
             ),
             Sample::plain(cast(CastSource::Permute, Scaling::Tile), permuted([9, 2, 3, 4], 21)),
+            undefined(
+                cast(CastSource::Swiglu { restored: false, weighted: true }, Scaling::Tensor),
+                [140, 3],
+                7,
+            ),
+            undefined(
+                cast(CastSource::SwigluGrad { restored: true, weighted: true }, Scaling::Tile),
+                [300, 5],
+                5,
+            ),
+            permuted_with_tail(cast(CastSource::Permute, Scaling::Tile), [9, 2, 3, 4], 140, 5),
             Sample::plain(
                 cast(CastSource::Norm, Scaling::Tensor),
                 [
@@ -85,6 +101,7 @@ impl Sampled for Quantize {
     /// vectors or are not; and numbers that scales treat specially.
     fn gpu_samples() -> Vec<Sample> {
         let mut all = fused_casts();
+        all.extend(undefined_casts());
         for shape in [[304, 264], [256, 384], [131, 277]] {
             all.extend([0.0, 0.37].map(|scale| given_either(scale, shape)));
             all.extend([Layouts::RowMajor, Layouts::Transposed].map(|layout| of_rows(layout, shape)));
@@ -261,7 +278,7 @@ fn fused_casts() -> Vec<Sample> {
                 ],
                 CastSource::Permute => unreachable!("it has routings of its own"),
             };
-            inputs.extend(source.is_weighted().then(|| SampleInput::activation([rows])));
+            inputs.extend(source.is_weighted().then(|| weights_and_starts(rows, rows)).into_iter().flatten());
             (source, inputs)
         };
         let swiglu = |weighted| {
@@ -314,6 +331,71 @@ fn fused_casts() -> Vec<Sample> {
             let op = Quantize::new(DType::E4M3, Scaling::Tile, true, layouts);
             all.push(Sample::plain(Quantize { source: CastSource::Permute, ..op }, inputs.clone()));
         }
+    }
+    all
+}
+
+/// A cast of the rows of experts, the last of which ends before row `end`: all tails are undefined.
+fn undefined(op: Quantize, [rows, cols]: [usize; 2], end: usize) -> Sample {
+    let first = first_row(end);
+    let by_row = |cols: usize| {
+        let live =
+            SampleInput::activation([rows, cols]).fill(Fill::NormalRows(std::iter::once(0..end).collect()));
+        live.computed().without(0, first)
+    };
+    let gate_up = match op.source.restored() {
+        None => vec![by_row(2 * cols)],
+        Some(_) => {
+            let scales = SampleInput::activation(Scaling::Tile.shape(rows, 2 * cols));
+            vec![by_row(2 * cols).in_format(DType::E4M3), scales.without(1, first)]
+        }
+    };
+    let dy = matches!(op.source, CastSource::SwigluGrad { .. }).then(|| by_row(cols));
+    let [weights, starts] = weights_and_starts(rows, end);
+    let scale =
+        (op.given == Given::Scale).then(|| SampleInput::activation([1, 1]).fill(Fill::Values(vec![0.37])));
+    let inputs = dy.into_iter().chain(gate_up).chain([weights.without(0, first), starts]).chain(scale);
+    Sample::plain(Quantize { tail: Tail::Undefined { live_rows: end }, ..op }, inputs.collect::<Vec<_>>())
+}
+
+/// A cast of gathered rows whose tail is undefined, with so many rows after the last group.
+fn permuted_with_tail(op: Quantize, shape: [usize; 4], rows: usize, cols: usize) -> Sample {
+    let x = SampleInput::activation([shape[0], cols]).computed();
+    let scale =
+        (op.given == Given::Scale).then(|| SampleInput::activation([1, 1]).fill(Fill::Values(vec![0.37])));
+    let inputs = [x].into_iter().chain(permute::samples::routing_with_tail(shape, rows)).chain(scale);
+    Sample::plain(Quantize { tail: Tail::Undefined { live_rows: 1 }, ..op }, inputs.collect::<Vec<_>>())
+}
+
+/// Casts with undefined tails: of some rows, of all but the first tile, of none.
+fn undefined_casts() -> Vec<Sample> {
+    let mut all = Vec::new();
+    let e4m3 = |source, scaling, layouts| {
+        let op = Quantize::new(DType::E4M3, scaling, scaling == Scaling::Tile, layouts);
+        Quantize { source, ..op }
+    };
+    let given = |op| Quantize { given: Given::Scale, ..op };
+    for (shape, end) in [([384, 128], 130), ([304, 256], 0), ([260, 136], 100), ([256, 77], 256)] {
+        for restored in [false, true] {
+            let [swiglu, grad] = [
+                CastSource::Swiglu { restored, weighted: true },
+                CastSource::SwigluGrad { restored, weighted: true },
+            ];
+            for source in [swiglu, grad] {
+                let [tensor, tile] =
+                    [Scaling::Tensor, Scaling::Tile].map(|scaling| e4m3(source, scaling, Layouts::Both));
+                all.extend([tensor, tile, given(tensor)].map(|op| undefined(op, shape, end)));
+            }
+        }
+        let saving = CastSource::SwigluSaving { weighted: true };
+        all.push(undefined(e4m3(saving, Scaling::Tile, Layouts::RowMajor), shape, end));
+    }
+    for (shape, rows, cols) in
+        [([200, 2, 3, 128], 300, 384), ([1, 2, 3, 128], 384, 136), ([70, 1, 1, 1], 200, 77)]
+    {
+        let [tensor, tile] =
+            [Scaling::Tensor, Scaling::Tile].map(|scaling| e4m3(CastSource::Permute, scaling, Layouts::Both));
+        all.extend([tensor, tile, given(tensor)].map(|op| permuted_with_tail(op, shape, rows, cols)));
     }
     all
 }

@@ -8,12 +8,13 @@ use xtrain_program::{Op, OpError};
 use xtrain_tensor::{CpuKernel, DType, HostTensor, Scaling, TensorType, View, ViewMut};
 
 /// The value that [`Quantize`] casts, with its inputs, which come first. It is rounded as its op would store
-/// it, so that the cast is equal to the bit. If `weighted`, the weights of rows are one more input.
+/// it, so that the cast is equal to the bit. If `weighted`, the weights of rows and the starts of experts are
+/// two more inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CastSource {
     /// `x`: the tensor x.
     Input,
-    /// `gate_up[, weights]`: the output of [`Swiglu`]. If `restored`, gate and up are two inputs, numbers and
+    /// `gate_up[, weights, starts]`: the output of [`Swiglu`]. If `restored`, gate and up are two inputs, numbers and
     /// scales in E4M3 by tiles, from which they are restored in bf16.
     Swiglu {
         /// True if gate and up were saved in FP8.
@@ -21,13 +22,13 @@ pub enum CastSource {
         /// True if each row has a weight.
         weighted: bool,
     },
-    /// `gate_up[, weights]`: the output of [`Swiglu`]. The op also saves gate and up in E4M3 by tiles with
+    /// `gate_up[, weights, starts]`: the output of [`Swiglu`]. The op also saves gate and up in E4M3 by tiles with
     /// power-of-two scales: numbers and scales are its last outputs.
     SwigluSaving {
         /// True if each row has a weight.
         weighted: bool,
     },
-    /// `dy, gate_up[, weights]`: the output of [`SwigluGrad`]. If `restored`, gate and up are two inputs, as
+    /// `dy, gate_up[, weights, starts]`: the output of [`SwigluGrad`]. If `restored`, gate and up are two inputs, as
     /// above, and are restored in the type of dy. If `weighted`, the gradient of the weights is the last
     /// output.
     SwigluGrad {
@@ -47,14 +48,19 @@ impl CastSource {
     pub const fn inputs(self) -> usize {
         match self {
             CastSource::Input => 1,
-            CastSource::SwigluSaving { weighted } => 1 + weighted as usize,
-            CastSource::Swiglu { restored, weighted } => 1 + restored as usize + weighted as usize,
-            CastSource::SwigluGrad { restored, weighted } => 2 + restored as usize + weighted as usize,
+            CastSource::SwigluSaving { weighted } => 1 + 2 * weighted as usize,
+            CastSource::Swiglu { restored, weighted } => 1 + restored as usize + 2 * weighted as usize,
+            CastSource::SwigluGrad { restored, weighted } => 2 + restored as usize + 2 * weighted as usize,
             CastSource::Norm | CastSource::Permute => 3,
         }
     }
 
-    /// True if the last input is a weight for each row.
+    /// The index of the weights of rows, if it has such an input; the starts of experts come after it.
+    pub(super) fn weights(self) -> Option<usize> {
+        self.is_weighted().then(|| self.inputs() - 2)
+    }
+
+    /// True if each row has a weight.
     pub(super) const fn is_weighted(self) -> bool {
         match self {
             CastSource::SwigluSaving { weighted }
@@ -73,7 +79,7 @@ impl CastSource {
     pub(super) fn further_outputs(self, inputs: &[TensorType]) -> Vec<TensorType> {
         match self {
             CastSource::SwigluSaving { .. } => saved_types(inputs[0]).into(),
-            CastSource::SwigluGrad { weighted: true, .. } => vec![inputs[self.inputs() - 1]],
+            CastSource::SwigluGrad { weighted: true, .. } => vec![inputs[self.inputs() - 2]],
             _ => Vec::new(),
         }
     }
@@ -111,13 +117,13 @@ impl CastSource {
         match self {
             CastSource::Input => Ok(types[0]),
             CastSource::Swiglu { weighted, .. } | CastSource::SwigluSaving { weighted } => {
-                Ok(Swiglu { weighted }.infer(&types)?[0])
+                Ok(Swiglu { weighted, ..Swiglu::PLAIN }.infer(&types)?[0])
             }
             CastSource::SwigluGrad { weighted, .. } => {
-                Ok(SwigluGrad { weighted, rematerialise: false }.infer(&types)?[0])
+                Ok(SwigluGrad { weighted, ..SwigluGrad::PLAIN }.infer(&types)?[0])
             }
             CastSource::Norm => norm_from_rstd_type(&types),
-            CastSource::Permute => Ok(Permute.infer(&types)?[0]),
+            CastSource::Permute => Ok(Permute::default().infer(&types)?[0]),
         }
     }
 
@@ -149,23 +155,24 @@ impl CastSource {
             Some(restored) => View::new(restored.ty(), restored.bytes()),
             None => inputs[input],
         };
-        let weights = self.is_weighted().then(|| inputs[self.inputs() - 1]);
+        let of_rows = &inputs[self.weights().unwrap_or(self.inputs())..self.inputs()];
         let mut value = HostTensor::zeros(ty);
         match self {
             CastSource::Input => return None,
             CastSource::Swiglu { weighted, .. } | CastSource::SwigluSaving { weighted } => {
-                let operands: Vec<_> = [gate_up(0)].into_iter().chain(weights).collect();
-                Swiglu { weighted }.run(&operands, &mut [ViewMut::new(ty, value.bytes_mut(), false)]);
+                let operands = [&[gate_up(0)], of_rows].concat();
+                Swiglu { weighted, ..Swiglu::PLAIN }
+                    .run(&operands, &mut [ViewMut::new(ty, value.bytes_mut(), false)]);
             }
             CastSource::SwigluGrad { weighted, .. } => {
                 value.bytes_mut().copy_from_slice(gate_up(1).bytes());
                 let out = ViewMut::new(ty, value.bytes_mut(), false);
-                let operands: Vec<_> = [inputs[0], View::in_output(ty)].into_iter().chain(weights).collect();
+                let operands = [&[inputs[0], View::in_output(ty)], of_rows].concat();
                 let mut outputs: Vec<_> = [out].into_iter().chain(dweights).collect();
-                SwigluGrad { weighted, rematerialise: false }.run(&operands, &mut outputs);
+                SwigluGrad { weighted, ..SwigluGrad::PLAIN }.run(&operands, &mut outputs);
             }
             CastSource::Permute => {
-                Permute.run(&inputs[..3], &mut [ViewMut::new(ty, value.bytes_mut(), false)]);
+                Permute::default().run(&inputs[..3], &mut [ViewMut::new(ty, value.bytes_mut(), false)]);
             }
             CastSource::Norm => {
                 let y = ViewMut::new(ty, value.bytes_mut(), false);

@@ -2,6 +2,7 @@
 
 use super::Retile;
 use crate::quantize::{Matrix, dequantized};
+use crate::tail;
 use rayon::prelude::*;
 use xtrain_tensor::{CpuKernel, DType, Scaling, TILE, TensorType, View, ViewMut};
 
@@ -39,6 +40,13 @@ impl CpuKernel for Retile {
                 });
             }
             _ => {}
+        }
+        if self.tail.is_undefined() {
+            let written = tail::written_sources(inputs[1]);
+            for (n, output) in outputs.iter_mut().enumerate() {
+                let (axis, rows) = self.ragged_axis(n);
+                tail::fill(output, axis, written.div_ceil(rows));
+            }
         }
     }
 

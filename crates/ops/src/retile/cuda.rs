@@ -4,13 +4,14 @@
 use super::Retile;
 use crate::device::plane;
 use crate::quantize::cuda::SCALES;
+use crate::tail::TAIL;
 use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Operands, Work, kernel_struct};
 use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{DType, TILE};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
     constants: &[&[("TILE", TILE as i64), ("COLS", COLS as i64), ("THREADS", THREADS as i64)]],
-    headers: &[SCALES],
+    headers: &[SCALES, TAIL],
     structs: &[RetileArguments::LAYOUT],
     ..KernelSource::new("retile/kernel.cu", include_str!("kernel.cu"))
 };
@@ -33,7 +34,7 @@ kernel_struct! {
         rows: u32,
         width: u32,
         max_finite: f32,
-        padding: u32,
+        leaves_tail: u32,
     }
 }
 
@@ -64,7 +65,7 @@ impl CudaKernel for Retile {
             rows: ragged as u32,
             width: width as u32,
             max_finite: max_finite(DType::E4M3) as f32,
-            padding: 0,
+            leaves_tail: self.tail.is_undefined().into(),
         };
         let [of_rows, of_columns] =
             [width, ragged].map(|extent| if extent.is_multiple_of(16) { "vector" } else { "any" });

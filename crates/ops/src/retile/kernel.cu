@@ -17,7 +17,8 @@ struct RetileArguments {
     u32 rows;
     u32 width;
     float max_finite;
-    u32 padding;
+    // 1 if the tail (tail.rs) is left undefined.
+    u32 leaves_tail;
 };
 
 constexpr u32 ROWS = TILE, PARTS = THREADS / COLS, PART = ROWS / PARTS, PIECES = COLS / 16, WORDS = COLS / 4,
@@ -33,6 +34,7 @@ __device__ __forceinline__ void retile(const RetileArguments& args) {
     __shared__ u32 tokens[ROWS];
     __shared__ u32 amaxes[PARTS][COLS];
     u32 first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLS, tile = first_column / TILE;
+    if (args.leaves_tail && args.sources[first_row] == TAIL_SOURCE) return;
     if (threadIdx.x < ROWS) {
         u32 row = first_row + threadIdx.x;
         int source = row < args.rows ? args.sources[row] : -1;

@@ -12,9 +12,10 @@ use crate::on_gpu::OnGpu;
 use crate::permute::copies;
 use crate::quantize::{Layouts, Quantize};
 use crate::ragged::{MAX_ROWS, TILE_M};
+use crate::tail;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Op, OpError, Operand, Rebuild, Source};
+use xtrain_program::{Cost, Op, OpError, Operand, Rebuild, Source, Tail};
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
 /// `(q_td, sources_c i32, rows_tk i32[, inv_scale f32[p*ceil(d/128), t/p]]) -> (q_cd[, inv_scale
@@ -36,6 +37,8 @@ pub struct Retile {
     pub scaling: Scaling,
     /// The layouts of the result.
     pub layouts: Layouts,
+    /// The tails of all outputs.
+    pub tail: Tail,
 }
 
 const _: () =
@@ -50,6 +53,17 @@ impl Retile {
     /// True if each tile has a scale.
     fn is_scaled(self) -> bool {
         self.scaling == Scaling::Tile
+    }
+
+    /// The axis along which an output is ragged, and the rows by experts for each index of that axis.
+    fn ragged_axis(self, output: usize) -> (usize, usize) {
+        let of_layout = self.outputs_of_layout();
+        let transposed = !self.layouts.written()[0] || output >= of_layout;
+        match (output % of_layout == 1, transposed) {
+            (false, false) => (0, 1),
+            (true, true) => (0, TILE),
+            _ => (1, 1),
+        }
     }
 
     /// Outputs of a layout: numbers and, if there are any, scales.
@@ -115,6 +129,20 @@ impl Op for Retile {
 
     fn operand(&self, _: usize) -> Operand {
         Operand::Full
+    }
+
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let read: f64 = inputs.iter().map(|ty| ty.bytes() as f64).sum();
+        let rows = inputs[1].numel();
+        Cost::of_bytes(read + outputs.iter().map(|ty| tail::bytes(*ty, rows, self.tail)).sum::<f64>())
+    }
+
+    fn tail(&self, _: usize) -> Option<Tail> {
+        Some(self.tail)
+    }
+
+    fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(Retile { tail, ..*self }))
     }
 
     /// The transpose, which the backward reads: a gather from numbers that are saved.

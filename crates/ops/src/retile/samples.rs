@@ -1,9 +1,10 @@
 //! Samples of [`Retile`].
 
 use super::Retile;
-use crate::permute::samples::routing;
+use crate::permute::samples::routing_with_tail;
 use crate::quantize::Layouts;
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
+use xtrain_program::Tail;
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// Tokens and rows by experts of a sample.
@@ -17,11 +18,22 @@ struct Case {
     layouts: Layouts,
     /// True if one of the numbers is a NaN.
     special: bool,
+    /// Rows after the last group, if their tail is undefined.
+    undefined: Option<usize>,
 }
 
 impl Case {
     const fn new(routing: [usize; 4], width: usize) -> Self {
-        Case { routing, width, ranks: 1, layouts: Layouts::Both, special: false }
+        Case { routing, width, ranks: 1, layouts: Layouts::Both, special: false, undefined: None }
+    }
+
+    fn sources_and_rows(&self) -> [SampleInput; 2] {
+        let [.., align] = self.routing;
+        routing_with_tail(self.routing, self.undefined.unwrap_or(align))
+    }
+
+    fn tail(&self) -> Tail {
+        self.undefined.map_or(Tail::Zeros, |_| Tail::Undefined { live_rows: 1 })
     }
 
     fn numbers(&self, format: DType) -> SampleInput {
@@ -37,21 +49,20 @@ impl Case {
 
     /// With scales of tiles that are powers of two, by which some numbers become subnormal.
     fn in_tiles(&self) -> Sample {
-        let [tokens, top_k, experts, align] = self.routing;
+        let [tokens, ..] = self.routing;
         let [tiles, of_rank] = Scaling::Tile.shape(tokens / self.ranks, self.width);
         let shape = [self.ranks * tiles, of_rank];
         let scales = (0..shape[0] * shape[1]).map(|n| 2f64.powi((n * 5 % 19) as i32 - 12)).collect();
         let scales = SampleInput::activation(shape).fill(Fill::Values(scales));
-        let [sources, rows] = routing(tokens, top_k, experts, align);
-        let op = Retile { scaling: Scaling::Tile, layouts: self.layouts };
+        let [sources, rows] = self.sources_and_rows();
+        let op = Retile { scaling: Scaling::Tile, layouts: self.layouts, tail: self.tail() };
         Sample::plain(op, [self.numbers(DType::E4M3), sources, rows, scales])
     }
 
     /// With one scale for the tensor.
     fn unscaled(&self, format: DType) -> Sample {
-        let [tokens, top_k, experts, align] = self.routing;
-        let [sources, rows] = routing(tokens, top_k, experts, align);
-        let op = Retile { scaling: Scaling::Tensor, layouts: self.layouts };
+        let [sources, rows] = self.sources_and_rows();
+        let op = Retile { scaling: Scaling::Tensor, layouts: self.layouts, tail: self.tail() };
         Sample::plain(op, [self.numbers(format), sources, rows])
     }
 }
@@ -64,6 +75,8 @@ impl Sampled for Retile {
             Case { ranks: 4, ..Case::new([40, 3, 3, 16], 144) }.in_tiles(),
             Case { layouts: Layouts::Transposed, ..Case::new([2, 1, 2, 1], 130) }.in_tiles(),
             Case { layouts: Layouts::RowMajor, ..small }.in_tiles(),
+            Case { undefined: Some(300), ..small }.in_tiles(),
+            Case { undefined: Some(140), ..small }.unscaled(DType::E5M2),
             small.unscaled(DType::E5M2),
             Case { layouts: Layouts::Transposed, ..small }.unscaled(DType::E4M3),
         ]
@@ -89,6 +102,12 @@ impl Sampled for Retile {
         all.extend(one_layout.map(|layouts| Case { layouts, ..cases[0] }.in_tiles()));
         all.extend(cases.iter().map(|case| case.unscaled(DType::E4M3)));
         all.extend(one_layout.map(|layouts| Case { layouts, ..cases[2] }.unscaled(DType::E5M2)));
+        // The last one has no token.
+        for routing in [[200, 3, 5, 128], [70, 4, 6, 16], [1, 2, 3, 128]] {
+            let case = Case { undefined: Some(512), ..Case::new(routing, 272) };
+            let one = one_layout.map(|layouts| Case { layouts, ..case }.in_tiles());
+            all.extend([case.in_tiles(), case.unscaled(DType::E4M3)].into_iter().chain(one));
+        }
         all
     }
 }

@@ -7,11 +7,11 @@ use crate::permute::Permute;
 use crate::quantize::{Dequantize, Layouts, Quantize};
 use crate::ragged::MAX_ROWS;
 use crate::run_op::{normal, run};
-use xtrain_program::{Op, Quantization};
+use xtrain_program::{Op, Quantization, Tail};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, TILE, TensorType};
 
 const TILES: Quantize = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::RowMajor);
-const BOTH: Retile = Retile { scaling: Scaling::Tile, layouts: Layouts::Both };
+const BOTH: Retile = Retile { scaling: Scaling::Tile, layouts: Layouts::Both, tail: Tail::Zeros };
 
 /// Tokens whose magnitudes differ by powers of two, and their sources and rows.
 fn tokens(count: usize, width: usize, spread: i32) -> [HostTensor; 3] {
@@ -32,7 +32,7 @@ fn it_is_a_cast_of_the_rows_of_tokens_that_are_cast() {
         let cast = run(&TILES, &[&x]);
         let found = run(&BOTH, &[&cast[0], &sources, &rows, &cast[1]]);
         // A cast before the gather is one after it.
-        let gathered = run(&Permute, &[&x, &sources, &rows]).remove(0);
+        let gathered = run(&Permute::default(), &[&x, &sources, &rows]).remove(0);
         let after = run(&TILES, &[&gathered]);
         assert!((0..2).all(|n| found[n].bytes() == after[n].bytes()), "row-major, {width} columns");
         let restored = run(&Dequantize { out: DType::F32, scaling: Scaling::Tile }, &[&found[0], &found[1]]);
@@ -96,9 +96,9 @@ fn with_one_scale_it_is_the_cast_of_gathered_rows() {
             Quantization { format, scaling: Scaling::Tensor, pow2_scales: false, delayed: true };
         let cast = |x: &HostTensor, layouts| run(&Quantize::of_operand(quantization, layouts), &[x, &scale]);
         let of_tokens = cast(&x, [true, false]);
-        let op = Retile { scaling: Scaling::Tensor, layouts: Layouts::Both };
+        let op = Retile { scaling: Scaling::Tensor, ..BOTH };
         let found = run(&op, &[&of_tokens[0], &sources, &rows]);
-        let gathered = run(&Permute, &[&x, &sources, &rows]).remove(0);
+        let gathered = run(&Permute::default(), &[&x, &sources, &rows]).remove(0);
         let after = cast(&gathered, [true, true]);
         assert_eq!(found[0].bytes(), after[0].bytes(), "{format}");
         assert_eq!(found[1].bytes(), after[2].bytes(), "{format}");
@@ -136,7 +136,7 @@ fn a_gradient_of_weights_loses_at_most_0_3_db_to_one_from_casts_of_bf16() {
     for spread in [0, 3, 10] {
         let [x, sources, rows] = tokens(300, inputs, spread);
         let x = run(&Cast { to: DType::BF16 }, &[&x]).remove(0);
-        let x_rows = run(&Permute, &[&x, &sources, &rows]).remove(0);
+        let x_rows = run(&Permute::default(), &[&x, &sources, &rows]).remove(0);
         let dy = normal(DType::BF16, [sources.ty().numel(), outputs], 1.0, 11);
         let transposed = Quantize { layouts: Layouts::Transposed, ..TILES };
         let direct = restored(&run(&transposed, &[&x_rows]), inputs);

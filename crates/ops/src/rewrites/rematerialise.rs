@@ -15,13 +15,13 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     if pair.stage() != Stage::Backward {
         return None;
     }
-    if let Some(&Swiglu { weighted }) = pair.producer() {
+    if let Some(&Swiglu { weighted, .. }) = pair.producer() {
         let operands = pair.producer_inputs();
-        let is_possible = pair.consumer() == Some(&SwigluGrad { rematerialise: false, weighted })
+        let is_possible = pair.consumer() == Some(&SwigluGrad { weighted, ..SwigluGrad::PLAIN })
             && (0..operands).all(|n| pair.shares(n) == Some(n + 1));
-        let grad = SwigluGrad { rematerialise: true, weighted };
+        let grad = SwigluGrad { rematerialise: true, weighted, ..SwigluGrad::PLAIN };
         let inputs = edges(Edge::ConsumerInput, 0..operands + 1).collect();
-        return is_possible.then(|| one(grad, inputs, grads_and_y(operands)));
+        return is_possible.then(|| one(grad, inputs, grads_and_y(1 + usize::from(weighted))));
     }
     pair.producer::<RmsNorm>()?;
     let grad = *pair.consumer::<RmsNormGrad>()?;

@@ -7,8 +7,8 @@ use xtrain_tensor::{DType, Scaling};
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: "restored_swiglu_cast", link: Link::Output, apply };
 
-/// `Dequantize(q, inv_scale) -> gate_up`, `Quantize([dy, ]gate_up[, weights][, scale]) -> casts` =>
-/// `Quantize([dy, ]q, inv_scale[, weights][, scale]) -> casts`.
+/// `Dequantize(q, inv_scale) -> gate_up`, `Quantize([dy, ]gate_up[, weights, starts][, scale]) -> casts` =>
+/// `Quantize([dy, ]q, inv_scale[, weights, starts][, scale]) -> casts`.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let restore = pair.producer::<Dequantize>()?;
     let cast = *pair.consumer::<Quantize>()?;

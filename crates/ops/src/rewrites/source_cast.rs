@@ -24,13 +24,13 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
 
 /// The source of a cast that computes the producer's first output.
 fn source(pair: &Pair<'_>) -> Option<CastSource> {
-    if let Some(&Swiglu { weighted }) = pair.producer() {
+    if let Some(&Swiglu { weighted, .. }) = pair.producer() {
         return Some(CastSource::Swiglu { restored: false, weighted });
     }
-    if let Some(&SwigluSaving { weighted }) = pair.producer() {
+    if let Some(&SwigluSaving { weighted, .. }) = pair.producer() {
         return Some(CastSource::SwigluSaving { weighted });
     }
-    if let Some(&SwigluGrad { rematerialise: false, weighted }) = pair.producer() {
+    if let Some(&SwigluGrad { rematerialise: false, weighted, .. }) = pair.producer() {
         return Some(CastSource::SwigluGrad { restored: false, weighted });
     }
     pair.producer::<Permute>().map(|_| CastSource::Permute)

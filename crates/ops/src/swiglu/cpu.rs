@@ -3,10 +3,19 @@
 use super::{Swiglu, SwigluGrad};
 use crate::host::math::{dot, sigmoid, vectorized};
 use crate::host::rows::for_row_blocks;
+use crate::tail::by_written_rows;
 use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
 
 impl CpuKernel for Swiglu {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        by_written_rows(self.tail, Swiglu::STARTS, inputs, outputs, |inputs, outputs| {
+            self.run_rows(inputs, outputs)
+        });
+    }
+}
+
+impl Swiglu {
+    fn run_rows(self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (t, f) = outputs[0].ty.shape.rows_cols();
         let [y] = outputs else { unreachable!("one output") };
         with_real!(inputs[0].ty.dtype, T => {
@@ -44,6 +53,14 @@ fn forward_row<T: Real>(gate: &[T], up: &[T], y: &mut [T]) {
 
 impl CpuKernel for SwigluGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        by_written_rows(self.tail, SwigluGrad::STARTS, inputs, outputs, |inputs, outputs| {
+            self.run_rows(inputs, outputs)
+        });
+    }
+}
+
+impl SwigluGrad {
+    fn run_rows(self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (t, f) = inputs[0].ty.shape.rows_cols();
         if self.weighted {
             return with_real!(inputs[0].ty.dtype, T => weighted_grad::<T>(inputs, outputs));

@@ -3,13 +3,14 @@
 
 use super::{Swiglu, SwigluGrad};
 use crate::device::{ELEMENTWISE_THREADS, lanes, plane, suffix, warps_of};
+use crate::tail::{TAIL, end_of_groups};
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Function, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
 };
 use xtrain_tensor::TensorType;
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    headers: &[super::GATE],
+    headers: &[super::GATE, TAIL],
     structs: &[SwigluArguments::LAYOUT, SwigluGradArguments::LAYOUT],
     ..KernelSource::new("swiglu/kernel.cu", include_str!("kernel.cu"))
 };
@@ -19,6 +20,7 @@ kernel_struct! {
         gate_up: DevicePtr,
         weights: DevicePtr,
         y: DevicePtr,
+        end: DevicePtr,
         rows: u64,
         width: u32,
     }
@@ -28,6 +30,7 @@ kernel_struct! {
         gate_up: DevicePtr,
         weights: DevicePtr,
         dweights: DevicePtr,
+        end: DevicePtr,
         rows: u64,
         width: u32,
     }
@@ -58,12 +61,13 @@ impl CudaKernel for Swiglu {
             gate_up: gate_up.place,
             weights: operands.inputs.get(1).map_or(DevicePtr(0), |weights| weights.place),
             y: y.place,
+            end: end_of_groups(self.tail, operands.inputs.get(Swiglu::STARTS)),
             rows: rows as u64,
             width: width as u32,
         };
         // SAFETY: the kernel takes one `SwigluArguments`; gate_up is [rows, 2 width] and y [rows, width] of
         // the type that the name says, in rows of whole vectors where the path is that, and the weights that
-        // the weighted kernel reads are f32[rows].
+        // the weighted kernel reads are f32[rows]. The end of groups is in `starts`, or null.
         Ok(unsafe { Work::launch(function, launch, arguments) })
     }
 }
@@ -83,6 +87,7 @@ impl CudaKernel for SwigluGrad {
             gate_up: gate_up.place,
             weights: operands.inputs.get(2).map_or(DevicePtr(0), |weights| weights.place),
             dweights,
+            end: end_of_groups(self.tail, operands.inputs.get(SwigluGrad::STARTS)),
             rows: rows as u64,
             width: width as u32,
         };

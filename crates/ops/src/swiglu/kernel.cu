@@ -8,6 +8,8 @@ struct SwigluArguments {
     // [rows]; only read if rows are weighted.
     const float* weights;
     void* y;
+    // Of groups of rows (tail.cuh).
+    const u32* end;
     u64 rows;
     u32 width;
 };
@@ -20,6 +22,7 @@ struct SwigluGradArguments {
     // [rows]; only used if rows are weighted.
     const float* weights;
     float* dweights;
+    const u32* end;
     u64 rows;
     u32 width;
 };
@@ -27,7 +30,7 @@ struct SwigluGradArguments {
 template <class T, int N, bool WEIGHTED> __device__ __forceinline__ void forward(const SwigluArguments& args) {
     u64 row = blockIdx.x;
     u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
-    if (row >= args.rows || column >= args.width) return;
+    if (row >= args.rows || column >= args.width || is_undefined(args.end, (u32)row)) return;
     const T* from = (const T*)args.gate_up + row * 2 * args.width + column;
     float gate[N], up[N];
     load<N>(from, gate);
@@ -45,7 +48,7 @@ template <class T, int N, bool WEIGHTED> __device__ __forceinline__ void forward
 template <class T, int N, bool REMATERIALISE> __device__ __forceinline__ void backward(const SwigluGradArguments& args) {
     u64 row = blockIdx.x;
     u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
-    if (row >= args.rows || column >= args.width) return;
+    if (row >= args.rows || column >= args.width || is_undefined(args.end, (u32)row)) return;
     T* both = (T*)args.gate_up + row * 2 * args.width + column;
     float dy[N], gate[N], up[N];
     load<N>((const T*)args.dy + row * args.width + column, dy);
@@ -92,7 +95,7 @@ template <class T, bool VECTOR, bool REMATERIALISE> __device__ __forceinline__ v
     constexpr int N = 8, GROUP = 16;
     __shared__ float sums[2][1024 / GROUP];
     u64 row = blockIdx.x;
-    if (row >= args.rows) return;
+    if (row >= args.rows || is_undefined(args.end, (u32)row)) return;
     T* dy_row = (T*)args.dy + row * args.width;
     T* both = (T*)args.gate_up + row * 2 * args.width;
     float weight = args.weights[row], dweight = 0.0f;

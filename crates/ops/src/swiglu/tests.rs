@@ -2,7 +2,7 @@
 
 use super::{Swiglu, SwigluGrad};
 use crate::check::seed as fresh_seed;
-use crate::run_op::{normal, run};
+use crate::run_op::{normal, run, tensor};
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, TensorType};
 
@@ -75,8 +75,10 @@ fn weights_multiply_rows() {
     let [gate_up, dy] = [normal(DType::F64, [t, 2 * f], 1.0, 1), normal(DType::F64, [t, f], 1.0, 2)];
     let weights = normal(DType::F64, [t], 1.0, 3);
     let plain = run(&Swiglu::PLAIN, &[&gate_up]).remove(0).to_f64();
-    let y = run(&Swiglu { weighted: true }, &[&gate_up, &weights]).remove(0).to_f64();
-    let grads = run(&SwigluGrad { rematerialise: true, weighted: true }, &[&dy, &gate_up, &weights]);
+    let starts = tensor(DType::I32, &[2], &[0.0, t as f64]);
+    let y = run(&Swiglu::WEIGHTED, &[&gate_up, &weights, &starts]).remove(0).to_f64();
+    let grad = SwigluGrad { rematerialise: true, ..SwigluGrad::WEIGHTED };
+    let grads = run(&grad, &[&dy, &gate_up, &weights, &starts]);
     let weight = |n: usize| weights.to_f64()[n / f];
     assert!((0..t * f).all(|n| y[n] == weight(n) * plain[n]));
     assert_eq!(grads[2].to_f64(), y, "the forward's y");

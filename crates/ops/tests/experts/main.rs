@@ -94,11 +94,11 @@ impl Layer {
         let [starts, counts, rows, sources] = apply(Arc::new(dispatch), &[ids])[..] else {
             unreachable!("four outputs")
         };
-        let x_c = apply(Arc::new(Permute), &[x, sources, rows])[0];
+        let x_c = apply(Arc::new(Permute::default()), &[x, sources, rows])[0];
         let gates_c = apply(Arc::new(PermuteGates), &[gates, sources, rows])[0];
-        let linear = || Arc::new(GroupedLinear(Groups { experts, align: self.align, live_rows }));
+        let linear = || Arc::new(GroupedLinear::new(Groups { experts, align: self.align, live_rows }));
         let gate_up = apply(linear(), &[x_c, gate_up, starts])[0];
-        let activated = apply(Arc::new(Swiglu { weighted: true }), &[gate_up, gates_c])[0];
+        let activated = apply(Arc::new(Swiglu::WEIGHTED), &[gate_up, gates_c, starts])[0];
         let y_c = apply(linear(), &[activated, down, starts])[0];
         let summed: Vec<_> = [y_c, sources, rows].into_iter().chain(value("shared")).collect();
         let out = apply(Arc::new(Unpermute), &summed)[0];

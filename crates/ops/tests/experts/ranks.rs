@@ -15,7 +15,7 @@ use xtrain_ops::permute::{Permute, PermuteByTree, PermuteGates, Unpermute, Unper
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_ops::route::{Route, Router};
 use xtrain_ops::swiglu::Swiglu;
-use xtrain_program::{Code, Differentiable, Groups as RankGroups, Program, Tracer, ValueId};
+use xtrain_program::{Code, Differentiable, Groups as RankGroups, Program, Tail, Tracer, ValueId};
 use xtrain_runtime::CpuEngine;
 use xtrain_tensor::{DType, HostTensor, TensorType};
 
@@ -58,14 +58,17 @@ impl Shared {
         let dispatched = apply(tracer, Arc::new(dispatch), &[ids_all, place]);
         let [starts, rows, sources] = [0, 2, 3].map(|n| dispatched[n]);
         let x_c = match tree {
-            Some(tree) => apply(tracer, Arc::new(PermuteByTree(tree)), &[x_all, sources, rows, ids_all])[0],
-            None => apply(tracer, Arc::new(Permute), &[x_all, sources, rows])[0],
+            Some(tree) => {
+                let permute = PermuteByTree { tree, tail: Tail::Zeros };
+                apply(tracer, Arc::new(permute), &[x_all, sources, rows, ids_all])[0]
+            }
+            None => apply(tracer, Arc::new(Permute::default()), &[x_all, sources, rows])[0],
         };
         let gates_c = apply(tracer, Arc::new(PermuteGates), &[gates, sources, rows])[0];
         let live_rows = layer.t * layer.router.top_k;
-        let linear = || Arc::new(GroupedLinear(Groups { experts, align: layer.align, live_rows }));
+        let linear = || Arc::new(GroupedLinear::new(Groups { experts, align: layer.align, live_rows }));
         let gate_up = apply(tracer, linear(), &[x_c, gate_up, starts])[0];
-        let activated = apply(tracer, Arc::new(Swiglu { weighted: true }), &[gate_up, gates_c])[0];
+        let activated = apply(tracer, Arc::new(Swiglu::WEIGHTED), &[gate_up, gates_c, starts])[0];
         let y_c = apply(tracer, linear(), &[activated, down, starts])[0];
         let part = match tree {
             Some(tree) => apply(tracer, Arc::new(tree), &[y_c, sources, rows, ids_all])[0],

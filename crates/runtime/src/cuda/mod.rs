@@ -455,6 +455,7 @@ impl EnqueueMode<'_> {
 
 impl Engine for CudaEngine {
     fn load(&mut self, program: Program) -> Result<ProgramId, EngineError> {
+        let program = self.checks.prepared(program);
         collective::check_groups(&program, self.communicator.world_size())?;
         for instance in program.instances.iter().filter(|i| i.code.op().collective().is_none()) {
             find(&self.kernels, instance, &self.gpu)?;

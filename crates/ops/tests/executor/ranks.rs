@@ -1,249 +1,31 @@
-//! The executor on a GPU: more runs in flight than it has buffers, state that changes between them, programs
-//! that are loaded while others run, programs of several lanes, and collectives. Without a GPU every test is
-//! ignored, and the reason is printed.
+//! Collectives: ranks as threads, stages of a pipeline, ranks that wait in vain, and runs of one process.
 
-mod common;
-
-use common::collectives;
-use common::lanes::{random_program, results};
-use libtest_mimic::{Arguments, Failed, Trial};
-use std::sync::{Arc, Barrier, RwLock};
+use super::{LANE_PROGRAMS, SMALL, check, engine, filled, floats, vector};
+use crate::common;
+use crate::common::collectives;
+use libtest_mimic::Failed;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
-use xtrain_cuda::{CudaDevice, CudaError, Gpu, Installed, Library, NcclId};
+use xtrain_cuda::{CudaDevice, CudaError, Gpu, NcclId};
 use xtrain_distributed::{
     CommError, Communicator, Groups, Pace, PaceTime, Path, Sending, ThreadCommunicator,
 };
 use xtrain_ops::add::Add;
 use xtrain_ops::collective::{AllGather, Receive, ReduceScatter, Send, SendReceive};
-use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::pack_sums::PackSums;
-use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
-use xtrain_program::{Lane, Parallel, Program, Role, Stage, StateKind, Tracer, ValueId};
+use xtrain_ops::registry::cuda_kernels;
+use xtrain_program::{Parallel, Program, Role, Stage, StateKind, Tracer};
 use xtrain_rank::Rank;
 use xtrain_runtime::{
-    Checks, CpuEngine, CudaEngine, Engine, EngineError, MessagePair, NcclGroups, Part, ProgramId, Ticket,
-    Turn, groups_of_run, message_pairs,
+    Checks, CudaEngine, Engine, EngineError, MessagePair, NcclGroups, Part, ProgramId, Ticket, Turn,
+    groups_of_run, message_pairs,
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// Held exclusively by tests whose ranks are threads that wait for each other on GPUs: captures of other
-/// tests would wait for them, and they for these captures.
-static ALONE: RwLock<()> = RwLock::new(());
-
-/// Elements of small tensors.
-const SMALL: usize = 1000;
-/// Elements of a state value that needs six pieces of the four staging buffers of 8 MiB.
-const LARGE: usize = (41 << 20) / 4;
-/// Random programs of several lanes.
-const LANE_PROGRAMS: u64 = 6;
-/// Runs in flight: more than the four slots of inputs and outputs, several times over.
-const RUNS: u8 = 20;
-
-fn engine() -> Result<CudaEngine, Failed> {
-    Ok(CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?)
-}
-
-fn vector(elements: usize) -> TensorType {
-    TensorType::new(DType::F32, [elements])
-}
-
-/// out = in + `terms` times the state.
-fn add_state(terms: usize) -> Program {
-    let mut tracer = Tracer::default();
-    let input = tracer.input("in", vector(SMALL));
-    let state = tracer.state(StateKind::Master, "state", vector(SMALL));
-    add(tracer, input, state, terms)
-}
-
-/// out = in + `terms` times another input.
-fn add_input(elements: usize, terms: usize) -> Program {
-    let mut tracer = Tracer::default();
-    let input = tracer.input("in", vector(elements));
-    let other = tracer.input("other", vector(elements));
-    add(tracer, input, other, terms)
-}
-
-fn add(mut tracer: Tracer, input: ValueId, term: ValueId, terms: usize) -> Program {
-    let mut sum = input;
-    for _ in 0..terms {
-        sum = tracer.site("sum").emit(Add, &[sum, term]).expect("two vectors of one type")[0];
-    }
-    tracer.output("out", sum);
-    tracer.finish()
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
-}
-
-fn filled(value: f32, elements: usize) -> Vec<u8> {
-    value.to_le_bytes().repeat(elements)
-}
-
-/// Enqueues a run whose input has this value in every element.
-fn enqueue(engine: &mut CudaEngine, id: ProgramId, value: u8) -> Result<(), EngineError> {
-    engine.write_input(id, "in", &filled(value.into(), SMALL))?;
-    engine.run(id, Part::Whole)
-}
-
-/// Checks that every element of a run's output has this value.
-fn check(what: &str, bytes: &[u8], expected: f32) {
-    let wrong = floats(bytes).into_iter().enumerate().find(|(_, x)| *x != expected);
-    assert!(wrong.is_none(), "{what}: element and value {wrong:?} instead of {expected}");
-}
-
-/// Each run in flight has an input and an output of its own, whenever the output is collected.
-fn runs_in_flight_keep_their_inputs_and_outputs() -> Result<(), Failed> {
-    let mut engine = engine()?;
-    let id = engine.load(add_state(3))?;
-    engine.write_state(StateKind::Master, "state", &filled(0.5, SMALL))?;
-    let mut tickets = Vec::new();
-    for n in 0..RUNS {
-        enqueue(&mut engine, id, n)?;
-        tickets.push((n, engine.fetch(id)?));
-    }
-    // The second half is collected first.
-    tickets.rotate_left(usize::from(RUNS / 2));
-    for (n, ticket) in tickets {
-        let outputs = engine.collect(ticket)?;
-        check(&format!("run {n} of add at sum"), outputs.get("out")?, f32::from(n) + 1.5);
-    }
-    Ok(())
-}
-
-/// State is written and read in the order of the runs around it, in more pieces than there are staging
-/// buffers.
-fn state_changes_between_runs_in_flight() -> Result<(), Failed> {
-    let mut engine = engine()?;
-    let mut tracer = Tracer::default();
-    let state = tracer.state(StateKind::Gradient, "large", vector(LARGE));
-    let norm = tracer.site("norm").emit(GradNorm, &[state])?[0];
-    tracer.output("norm", norm);
-    let id = engine.load(tracer.finish())?;
-    check("new state", &engine.read_state(StateKind::Gradient, "large")?, 0.0);
-    let value = |n: usize, i: usize| (n * 7 + i / (1 << 18) + 1) as f32;
-    let mut tickets = Vec::new();
-    for n in 0..3 {
-        let bytes: Vec<u8> = (0..LARGE).flat_map(|i| value(n, i).to_le_bytes()).collect();
-        engine.write_state(StateKind::Gradient, "large", &bytes)?;
-        engine.run(id, Part::Whole)?;
-        tickets.push((n, engine.fetch(id)?));
-    }
-    let read = floats(&engine.read_state(StateKind::Gradient, "large")?);
-    let wrong = read.iter().enumerate().find(|&(i, x)| *x != value(2, i));
-    assert!(wrong.is_none(), "the state that was written last has the element and value {wrong:?}");
-    for (n, ticket) in tickets {
-        let expected = (0..LARGE).map(|i| f64::from(value(n, i)).powi(2)).sum::<f64>().sqrt() as f32;
-        let found = floats(engine.collect(ticket)?.get("norm")?)[0];
-        let error = (found / expected - 1.0).abs();
-        assert!(
-            error < 1e-6,
-            "run {n} of grad_norm at norm reads the state of another run: {found} instead of {expected}"
-        );
-    }
-    Ok(())
-}
-
-/// A program that needs more scratch is loaded while another one is in flight. Both then run as graphs, and
-/// the engine is dropped while runs are in flight.
-fn programs_are_loaded_beside_runs_in_flight() -> Result<(), Failed> {
-    let mut engine = engine()?;
-    let small = engine.load(add_state(4))?;
-    engine.write_state(StateKind::Master, "state", &filled(0.25, SMALL))?;
-    let mut tickets = Vec::new();
-    for n in 0..3 {
-        enqueue(&mut engine, small, n)?;
-        tickets.push((n, engine.fetch(small)?));
-    }
-    let elements = (3 << 20) / 4 + 3;
-    let large = engine.load(add_input(elements, 3))?;
-    for n in 3..6u8 {
-        engine.write_input(large, "in", &filled(n.into(), elements))?;
-        engine.write_input(large, "other", &filled(2.0, elements))?;
-        engine.run(large, Part::Whole)?;
-        enqueue(&mut engine, small, n)?;
-        tickets.push((n, engine.fetch(small)?));
-        let outputs = engine.outputs(large)?;
-        check(&format!("run {n} of the program loaded last"), outputs.get("out")?, f32::from(n) + 6.0);
-    }
-    for (n, ticket) in tickets {
-        let outputs = engine.collect(ticket)?;
-        check(&format!("run {n} of the program loaded first"), outputs.get("out")?, f32::from(n) + 1.0);
-    }
-    for n in 0..3 {
-        enqueue(&mut engine, small, n)?;
-    }
-    drop(engine);
-    Ok(())
-}
-
-/// Programs of several lanes give the CPU's bits op by op, while they are recorded, and as graphs.
-fn lanes_wait_for_each_other() -> Result<(), Failed> {
-    for seed in (0..LANE_PROGRAMS).map(|n| common::seed().wrapping_add(n)) {
-        let expected = results(&mut CpuEngine::new(Arc::new(cpu_kernels())), random_program(seed), 3)?;
-        let found = results(&mut engine()?, random_program(seed), 3)?;
-        assert!(
-            found == expected,
-            "program XTRAIN_TEST_SEED={seed}: add at sum has other bits than on the CPU"
-        );
-    }
-    Ok(())
-}
-
-/// A program of two lanes in which every wait matters: between the lanes in both directions, for the copy of
-/// the inputs before it, and for the state that the run before left.
-fn two_lanes() -> Program {
-    let mut tracer = Tracer::default();
-    let input = tracer.input("in", vector(SMALL));
-    let [r, s, t, u] = ["r", "s", "t", "u"].map(|name| tracer.state(StateKind::Master, name, vector(SMALL)));
-    let mut lanes = Vec::new();
-    let mut sum = |lane, inputs: [ValueId; 2], target| {
-        lanes.push(lane);
-        tracer.site("sum").emit_into(Add, &inputs, &[target]).expect("two vectors of one type")[0]
-    };
-    sum(Lane::Communication, [u, input], Some(u));
-    let a = sum(Lane::Compute, [input, s], None);
-    sum(Lane::Communication, [r, a], Some(r));
-    let c = sum(Lane::Compute, [input, t], None);
-    let out = sum(Lane::Compute, [c, r], None);
-    sum(Lane::Communication, [t, c], Some(t));
-    sum(Lane::Compute, [s, u], Some(s));
-    tracer.output("out", out);
-    let mut program = tracer.finish();
-    program.instances.iter_mut().zip(lanes).for_each(|(instance, lane)| instance.lane = lane);
-    program
-}
-
-/// Runs of [`two_lanes`] that follow each other without a wait: two op by op, two recorded, two replayed.
-fn two_lanes_wait_for_each_other() -> Result<(), Failed> {
-    let run = |engine: &mut dyn Engine| -> Result<Vec<f32>, EngineError> {
-        let id = engine.load(two_lanes())?;
-        let mut tickets = Vec::new();
-        for n in 1..7u8 {
-            engine.write_input(id, "in", &filled(n.into(), SMALL))?;
-            engine.run(id, if n % 2 == 1 { Part::Whole } else { Part::First })?;
-            tickets.push(engine.fetch(id)?);
-        }
-        let mut found = Vec::new();
-        for ticket in tickets {
-            found.extend(floats(engine.collect(ticket)?.get("out")?));
-        }
-        for name in ["r", "s", "t", "u"] {
-            found.extend(floats(&engine.read_state(StateKind::Master, name)?));
-        }
-        Ok(found)
-    };
-    let expected = run(&mut CpuEngine::new(Arc::new(cpu_kernels())))?;
-    let found = run(&mut engine()?)?;
-    let wrong = found.iter().zip(&expected).enumerate().find(|(_, (found, expected))| found != expected);
-    assert!(wrong.is_none(), "add at sum: element and values {wrong:?} differ from the CPU's");
-    Ok(())
-}
-
 /// Ranks as threads, each with an engine, exchange through the host and have the values of a plain
 /// computation. Parts without collectives are recorded while another rank waits in one.
-fn ranks_exchange_through_the_host() -> Result<(), Failed> {
+pub(crate) fn ranks_exchange_through_the_host() -> Result<(), Failed> {
     for (ranks, n) in [(2, 0), (2, 1), (3, 2), (4, 3), (4, 4)] {
         let seed = common::seed().wrapping_add(n);
         let program = collectives::random_program(seed, ranks, ranks);
@@ -339,13 +121,13 @@ fn engine_with_copies(
 
 /// Ranks as threads exchange through NCCL, op by op and in graphs, and have the values of a plain
 /// computation, which are those of an exchange through the host.
-fn ranks_exchange_by_nccl() -> Result<(), Failed> {
+pub(crate) fn ranks_exchange_by_nccl() -> Result<(), Failed> {
     // The sum of two is the same in any order.
     ranks_exchange("NCCL", 2, nccl_ids, |ids, rank, host| engine_with_nccl(ids, rank, host, rank == 0))
 }
 
 /// As [`ranks_exchange_by_nccl`], by copies to each other's memory.
-fn ranks_exchange_by_copies() -> Result<(), Failed> {
+pub(crate) fn ranks_exchange_by_copies() -> Result<(), Failed> {
     ranks_exchange("copies", 1, |_| Ok(()), |(), rank, host| engine_with_copies(rank, host, false))
 }
 
@@ -380,7 +162,7 @@ fn ranks_exchange<T: Sync>(
 
 /// NCCL adds in an order of its own. Numbers of a few bits have exact sums; pieces have padding and begin at
 /// each rank, and whole pieces at the first.
-fn ranks_add_by_nccl() -> Result<(), Failed> {
+pub(crate) fn ranks_add_by_nccl() -> Result<(), Failed> {
     let gpus = CudaDevice::all()?.len();
     for ranks in (2..=NCCL_RANKS).filter(|ranks| *ranks <= gpus) {
         let program = || {
@@ -570,7 +352,7 @@ fn stages_exchange<T: Sync>(
     Ok(())
 }
 
-fn stages_exchange_through_the_host() -> Result<(), Failed> {
+pub(crate) fn stages_exchange_through_the_host() -> Result<(), Failed> {
     stages_exchange(
         &[2, 3],
         |_| Ok(()),
@@ -587,7 +369,7 @@ fn stages_on_gpus() -> Result<Vec<usize>, Failed> {
     Ok([2, 4].into_iter().filter(|stages| *stages <= gpus).collect())
 }
 
-fn stages_exchange_by_copies() -> Result<(), Failed> {
+pub(crate) fn stages_exchange_by_copies() -> Result<(), Failed> {
     stages_exchange(
         &stages_on_gpus()?,
         |_| Ok(()),
@@ -595,7 +377,7 @@ fn stages_exchange_by_copies() -> Result<(), Failed> {
     )
 }
 
-fn stages_exchange_by_nccl() -> Result<(), Failed> {
+pub(crate) fn stages_exchange_by_nccl() -> Result<(), Failed> {
     stages_exchange(&stages_on_gpus()?, nccl_ids_of_stages, |ids, rank, host| {
         engine_with_nccl(ids, rank, host, rank == 1)
     })
@@ -652,7 +434,7 @@ impl Communicator for Impatient {
 
 /// A rank that waits for one which does not take part in a collective, or no longer does, ends with an error
 /// that names the collective, and its engine can be dropped.
-fn a_rank_that_waits_in_vain_is_freed_by_nccl() -> Result<(), Failed> {
+pub(crate) fn a_rank_that_waits_in_vain_is_freed_by_nccl() -> Result<(), Failed> {
     let collective = "all_gather at gather (fprop), which sends 4000 bytes from each of 2 ranks";
     // The first collective connects the ranks.
     let connecting = format!(
@@ -676,7 +458,7 @@ fn a_rank_that_waits_in_vain_is_freed_by_nccl() -> Result<(), Failed> {
 }
 
 /// As [`a_rank_that_waits_in_vain_is_freed_by_nccl`], where ranks copy to each other's memory.
-fn a_rank_that_waits_in_vain_is_freed_by_copies() -> Result<(), Failed> {
+pub(crate) fn a_rank_that_waits_in_vain_is_freed_by_copies() -> Result<(), Failed> {
     let named = "it waits in all_gather at gather (fprop), which sends 4000 bytes from each of 2 ranks";
     // Before the first run, ranks wait for each other on the host.
     for (runs_together, names, expected) in
@@ -693,13 +475,13 @@ fn a_rank_that_waits_in_vain_is_freed_by_copies() -> Result<(), Failed> {
 }
 
 /// A stage that waits for a gradient of one which no longer sends any ends with an error that names it.
-fn a_stage_that_waits_in_vain_is_freed_by_copies() -> Result<(), Failed> {
+pub(crate) fn a_stage_that_waits_in_vain_is_freed_by_copies() -> Result<(), Failed> {
     let engine = |names| move |rank, host| engine_with_copies(rank, host, names);
     stage_in_vain(&[1, 4], |runs, names| wait_in_vain(Together::Stages, runs, engine(names)))
 }
 
 /// As [`a_stage_that_waits_in_vain_is_freed_by_copies`], through NCCL.
-fn a_stage_that_waits_in_vain_is_freed_by_nccl() -> Result<(), Failed> {
+pub(crate) fn a_stage_that_waits_in_vain_is_freed_by_nccl() -> Result<(), Failed> {
     stage_in_vain(&[1, 4], |runs, names| {
         let ids = nccl_ids_of_stages(2)?;
         wait_in_vain(Together::Stages, runs, |rank, host| engine_with_nccl(&ids, rank, host, names))
@@ -723,13 +505,13 @@ fn stage_in_vain(
 }
 
 /// The time limit counts from the end of the last run: a rank may wait longer for several in flight.
-fn a_rank_waits_while_runs_complete_by_nccl() -> Result<(), Failed> {
+pub(crate) fn a_rank_waits_while_runs_complete_by_nccl() -> Result<(), Failed> {
     let ids = nccl_ids(2)?;
     wait_for_several(|rank, host| engine_with_nccl(&ids, rank, host, false))
 }
 
 /// As [`a_rank_waits_while_runs_complete_by_nccl`], where ranks copy to each other's memory.
-fn a_rank_waits_while_runs_complete_by_copies() -> Result<(), Failed> {
+pub(crate) fn a_rank_waits_while_runs_complete_by_copies() -> Result<(), Failed> {
     wait_for_several(|rank, host| engine_with_copies(rank, host, false))
 }
 
@@ -832,7 +614,7 @@ fn wait_in_vain(
 }
 
 /// In a run of one process, collectives are copies, which are recorded with the ops around them.
-fn collectives_of_one_process_are_recorded() -> Result<(), Failed> {
+pub(crate) fn collectives_of_one_process_are_recorded() -> Result<(), Failed> {
     for seed in (0..LANE_PROGRAMS).map(|n| common::seed().wrapping_add(n)) {
         let program = collectives::random_program(seed, 1, 1);
         let found = collectives::results(&mut engine()?, program.clone(), 0, 3)?;
@@ -846,7 +628,7 @@ fn collectives_of_one_process_are_recorded() -> Result<(), Failed> {
 }
 
 /// Op by op and in a graph, collectives that are issued together take the latency once.
-fn collectives_with_absent_ranks_take_their_time() -> Result<(), Failed> {
+pub(crate) fn collectives_with_absent_ranks_take_their_time() -> Result<(), Failed> {
     let mut tracer = Tracer::default();
     for name in ["a", "b"] {
         let input = tracer.input(name, vector(SMALL));
@@ -873,55 +655,4 @@ fn collectives_with_absent_ranks_take_their_time() -> Result<(), Failed> {
         assert!(milliseconds >= 46.0, "{milliseconds} ms");
     }
     Ok(())
-}
-
-type Test = fn() -> Result<(), Failed>;
-
-fn main() {
-    let arguments = Arguments::from_args();
-    let gpu = common::gpu();
-    let has_gpus = gpu.is_some() && CudaDevice::all().is_ok_and(|gpus| gpus.len() >= 2);
-    let has_nccl = has_gpus && Installed::open(Library::Nccl).is_ok();
-    let all: [(&str, Test); 20] = [
-        ("runs_in_flight_keep_their_inputs_and_outputs", runs_in_flight_keep_their_inputs_and_outputs),
-        ("state_changes_between_runs_in_flight", state_changes_between_runs_in_flight),
-        ("programs_are_loaded_beside_runs_in_flight", programs_are_loaded_beside_runs_in_flight),
-        ("lanes_wait_for_each_other", lanes_wait_for_each_other),
-        ("two_lanes_wait_for_each_other", two_lanes_wait_for_each_other),
-        ("ranks_exchange_through_the_host", ranks_exchange_through_the_host),
-        ("stages_exchange_through_the_host", stages_exchange_through_the_host),
-        ("stages_exchange_by_copies", stages_exchange_by_copies),
-        ("stages_exchange_by_nccl", stages_exchange_by_nccl),
-        ("collectives_of_one_process_are_recorded", collectives_of_one_process_are_recorded),
-        ("collectives_with_absent_ranks_take_their_time", collectives_with_absent_ranks_take_their_time),
-        ("ranks_exchange_by_nccl", ranks_exchange_by_nccl),
-        ("ranks_add_by_nccl", ranks_add_by_nccl),
-        ("a_rank_that_waits_in_vain_is_freed_by_nccl", a_rank_that_waits_in_vain_is_freed_by_nccl),
-        ("a_stage_that_waits_in_vain_is_freed_by_nccl", a_stage_that_waits_in_vain_is_freed_by_nccl),
-        ("a_stage_that_waits_in_vain_is_freed_by_copies", a_stage_that_waits_in_vain_is_freed_by_copies),
-        ("a_rank_waits_while_runs_complete_by_nccl", a_rank_waits_while_runs_complete_by_nccl),
-        ("a_rank_waits_while_runs_complete_by_copies", a_rank_waits_while_runs_complete_by_copies),
-        ("ranks_exchange_by_copies", ranks_exchange_by_copies),
-        ("a_rank_that_waits_in_vain_is_freed_by_copies", a_rank_that_waits_in_vain_is_freed_by_copies),
-    ];
-    let test = |(name, test): (&str, Test)| {
-        let (by_nccl, by_copies) = (name.ends_with("by_nccl"), name.ends_with("by_copies"));
-        let runs = if by_nccl {
-            has_nccl
-        } else if by_copies {
-            has_gpus
-        } else {
-            gpu.is_some()
-        };
-        let is_alone = by_nccl || by_copies;
-        let test = move || {
-            let _alone = is_alone.then(|| ALONE.write());
-            let _beside_others = (!is_alone).then(|| ALONE.read());
-            test()
-        };
-        Trial::test(name, test).with_ignored_flag(!runs)
-    };
-    let conclusion = libtest_mimic::run(&arguments, all.into_iter().map(test).collect());
-    drop(gpu);
-    conclusion.exit();
 }

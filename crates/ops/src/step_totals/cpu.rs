@@ -1,6 +1,6 @@
 //! CPU kernels of [`RankWords`] and [`StepTotals`].
 
-use super::{FLAGS, Losses, PlacedUnits, RankWords, Squares, StepTotals};
+use super::{FLAGS, Losses, PlacedUnits, RankWords, SKIPPED, Squares, StepTotals};
 use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
 
 impl CpuKernel for RankWords {
@@ -13,7 +13,8 @@ impl CpuKernel for RankWords {
         for column in 0..columns {
             words.extend((0..micro_batches).map(|n| losses[columns * n + column]));
         }
-        let has_bad_amax = inputs.get(stop + 1).is_some_and(|amax| !amax.scalar::<f32>().is_finite());
+        let skips = |amax: f32| amax.is_nan() || amax.abs() >= SKIPPED;
+        let has_bad_amax = inputs.get(stop + 1).is_some_and(|amax| skips(amax.scalar()));
         let asks_to_stop = inputs[stop].counters()[0] != 0;
         words.extend([has_bad_amax, asks_to_stop].map(|is_set| f64::from(u8::from(is_set))));
         outputs[0].write::<f64>(&words);
@@ -42,7 +43,7 @@ impl CpuKernel for StepTotals {
             .map(|column| total(self.squares.words() + column * self.micro_batches, self.micro_batches))
             .collect();
         let flags = self.words() - FLAGS;
-        let amax = if total(flags, 1) > 0.0 { f32::INFINITY } else { 0.0 };
+        let amax = if total(flags, 1) > 0.0 { SKIPPED } else { 0.0 };
         let numbers = [squared_norm.sqrt() as f32, losses[0] as f32, losses[1] as f32, amax];
         outputs.iter_mut().zip(numbers).for_each(|(output, number)| output.write::<f32>(&[number]));
         outputs[4].counters()[0] = u32::from(total(flags + 1, 1) > 0.0);

@@ -3,6 +3,9 @@
 // Bound by latency. One block each. A thread adds the units of a gradient or a number of a source, and a warp
 // each the gradients, the losses, the objectives and the flags, all in order.
 
+// An amax with which a step is skipped (clip/mod.rs).
+constexpr float SKIPPED = 3.402823466e38f;
+
 struct WordsArguments {
     const double* squares;
     const float* losses;
@@ -62,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rank_words(WordsArguments 
         losses[n] = (double)first[n % args.micro_batches * args.columns];
     }
     if (threadIdx.x != 0) return;
-    bool bad_amax = args.amax && !(fabsf(*args.amax) < INFINITY_F);
+    bool bad_amax = args.amax && !(fabsf(*args.amax) < SKIPPED);
     losses[count] = bad_amax ? 1.0 : 0.0;
     losses[count + 1] = *args.stop != 0 ? 1.0 : 0.0;
 }
@@ -103,6 +106,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_totals(TotalsArgument
     }
     if (threadIdx.x == 32) *args.loss = (float)total(args, losses, args.micro_batches);
     if (threadIdx.x == 64) *args.objective = (float)total(args, losses + args.micro_batches, args.micro_batches);
-    if (threadIdx.x == 96) *args.amax = total(args, flags, 1) > 0.0 ? INFINITY_F : 0.0f;
+    if (threadIdx.x == 96) *args.amax = total(args, flags, 1) > 0.0 ? SKIPPED : 0.0f;
     if (threadIdx.x == 128) *args.stop = total(args, flags + 1, 1) > 0.0;
 }

@@ -14,12 +14,13 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
+use crate::clip::SKIPPED;
 use crate::on_gpu::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Groups, Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
-/// Words after those of squares and losses: 1 if an amax is not finite, 1 if the rank asks to stop.
+/// Words after those of squares and losses: 1 if an amax is not below [`SKIPPED`], 1 if the rank asks to stop.
 const FLAGS: usize = 2;
 
 /// `(squares f64[] or f64[U], losses, stop u32[] (, amax f32[1])) -> words f64[1, U + ck + 2]`.
@@ -190,8 +191,8 @@ impl PieceUnits {
 ///
 /// The norm is the root of the sum of squares. They are added in f64: the units of a gradient in the order of
 /// pieces and within them, then the gradients. The losses are those of micro-batches, which are added in f64:
-/// the first of each rank, in the order of ranks, then the second of each, and so on. The amax is infinite if
-/// that of any rank is not finite, and 0 otherwise. `stop` is 1 if any rank asks to stop.
+/// the first of each rank, in the order of ranks, then the second of each, and so on. The amax is
+/// [`SKIPPED`] if that of any rank is not below it, and 0 otherwise. `stop` is 1 if any rank asks to stop.
 #[derive(Clone, Debug)]
 pub struct StepTotals {
     /// The squares.

@@ -1,6 +1,6 @@
 //! Samples of [`RankWords`] and [`StepTotals`].
 
-use super::{FLAGS, PieceUnits, RankWords, Squares, StepTotals};
+use super::{FLAGS, PieceUnits, RankWords, SKIPPED, Squares, StepTotals};
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_program::Groups;
 use xtrain_tensor::{DType, TensorType};
@@ -29,6 +29,7 @@ impl Sampled for RankWords {
             of_sources(),
             with_amax(3.0),
             with_amax(f64::INFINITY),
+            with_amax(f64::from(SKIPPED)),
             with_amax(f64::NAN),
             of_units(3, 2, 0),
             of_units(3, 4, 2),

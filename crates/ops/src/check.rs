@@ -303,7 +303,7 @@ fn bf16_is_as_near_to_f32_as_its_rounding_allows() {
 }
 
 #[test]
-fn results_do_not_depend_on_tails_that_an_op_does_not_read() {
+fn results_do_not_depend_on_unread_tails() {
     let all: Vec<Sample> = samples().into_iter().chain(registry::gpu_samples(1)).collect();
     let (mut declared, mut shown) = (BTreeSet::new(), BTreeSet::new());
     for sample in &all {

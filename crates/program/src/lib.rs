@@ -41,6 +41,7 @@ pub mod refresh;
 mod row_shard;
 pub mod save_fp8;
 pub mod shard;
+mod tail;
 pub mod tails;
 mod trace;
 mod traffic;
@@ -66,7 +67,7 @@ pub use program::{
 };
 pub use recompute::Recompute;
 pub use row_shard::{ParameterCut, RowShard, Rows, cut};
-pub use tails::Tail;
+pub use tail::Tail;
 pub use trace::Tracer;
 pub use traffic::{Payload, Sent};
 pub use value::{StateKind, Storage, Value, ValueId};

@@ -9,27 +9,7 @@
 //! The decision is by value, so the pass runs last: it sees the casts that are fused, the ops that recompute,
 //! and everything that reads a value.
 
-use crate::{Code, Output, Program, Storage, WriteMode};
-
-/// The contents of the tails that an op writes: an attribute of the op.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Tail {
-    /// Zeros.
-    #[default]
-    Zeros,
-    /// Whatever was in memory; NaNs on the CPU. Nothing may depend on it.
-    Undefined {
-        /// The rows that are expected in groups. They determine the cost alone.
-        live_rows: usize,
-    },
-}
-
-impl Tail {
-    /// True if it is undefined.
-    pub const fn is_undefined(self) -> bool {
-        matches!(self, Tail::Undefined { .. })
-    }
-}
+use crate::{Code, Output, Program, Storage, Tail, WriteMode};
 
 /// What the readers of a value, which come after its producer, need.
 #[derive(Clone, Copy, Default)]

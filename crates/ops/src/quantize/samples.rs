@@ -341,7 +341,7 @@ fn undefined(op: Quantize, [rows, cols]: [usize; 2], end: usize) -> Sample {
     let by_row = |cols: usize| {
         let live =
             SampleInput::activation([rows, cols]).fill(Fill::NormalRows(std::iter::once(0..end).collect()));
-        live.computed().without(0, first)
+        live.without(0, first)
     };
     let gate_up = match op.source.restored() {
         None => vec![by_row(2 * cols)],
@@ -367,6 +367,14 @@ fn permuted_with_tail(op: Quantize, shape: [usize; 4], rows: usize, cols: usize)
     Sample::plain(Quantize { tail: Tail::Undefined { live_rows: 1 }, ..op }, inputs.collect::<Vec<_>>())
 }
 
+/// The sample with activations in the compute type of programs.
+fn computed(mut sample: Sample) -> Sample {
+    for input in sample.inputs.iter_mut().filter(|input| matches!(input.fill, Fill::NormalRows(_))) {
+        input.computed = true;
+    }
+    sample
+}
+
 /// Casts with undefined tails: of some rows, of all but the first tile, of none.
 fn undefined_casts() -> Vec<Sample> {
     let mut all = Vec::new();
@@ -384,11 +392,11 @@ fn undefined_casts() -> Vec<Sample> {
             for source in [swiglu, grad] {
                 let [tensor, tile] =
                     [Scaling::Tensor, Scaling::Tile].map(|scaling| e4m3(source, scaling, Layouts::Both));
-                all.extend([tensor, tile, given(tensor)].map(|op| undefined(op, shape, end)));
+                all.extend([tensor, tile, given(tensor)].map(|op| computed(undefined(op, shape, end))));
             }
         }
         let saving = CastSource::SwigluSaving { weighted: true };
-        all.push(undefined(e4m3(saving, Scaling::Tile, Layouts::RowMajor), shape, end));
+        all.push(computed(undefined(e4m3(saving, Scaling::Tile, Layouts::RowMajor), shape, end)));
     }
     for (shape, rows, cols) in
         [([200, 2, 3, 128], 300, 384), ([1, 2, 3, 128], 384, 136), ([70, 1, 1, 1], 200, 77)]

@@ -346,8 +346,8 @@ pub fn trace_scores(
     Ok(())
 }
 
-/// An activation at the site that begins with `place`, of the rows of experts if they have `weights`, by which
-/// they are multiplied, and `starts`.
+/// An activation at the site that begins with `place`, of the rows of experts if they have `weights`, by
+/// which they are multiplied, and `starts`.
 fn activate(
     t: &mut Tracer,
     activation: Activation,

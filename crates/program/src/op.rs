@@ -79,7 +79,8 @@ pub trait Op: Any + Debug + Send + Sync {
         true
     }
 
-    /// The contents of the tail of this output, if it is a ragged tensor whose tail the op can leave undefined.
+    /// The contents of the tail of this output, if it is a ragged tensor whose tail the op can leave
+    /// undefined.
     fn tail(&self, _output: usize) -> Option<Tail> {
         None
     }

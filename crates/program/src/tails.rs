@@ -11,7 +11,7 @@
 
 use crate::{Code, Output, Program, Storage, Tail, WriteMode};
 
-/// What the readers of a value, which come after its producer, need.
+/// The needs of the readers of a value, which come after its producer.
 #[derive(Clone, Copy, Default)]
 struct Needs {
     tail: bool,

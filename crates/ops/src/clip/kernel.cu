@@ -1,5 +1,6 @@
-// Coefficient of gradient clipping, and the flag that skips a step whose loss or gradient norm is not finite, or
-// whose FP8 amax is not below the largest number (clip/mod.rs). A kernel, so that the host need not read the norm. One thread.
+// Coefficient of gradient clipping, and the flag that skips a step whose loss or gradient norm is not finite,
+// or whose FP8 amax is not below the largest number (clip/mod.rs). A kernel, so that the host need not read
+// the norm. One thread.
 
 struct Arguments {
     Floats norm;

@@ -14,15 +14,15 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
-/// The least amax with which a step is skipped. It is finite, so that a step that is skipped for another reason
-/// than its numbers has no number that is not.
+/// The least amax with which a step is skipped. It is finite, so that a step that is skipped for another
+/// reason than its numbers has no number that is not.
 pub const SKIPPED: f32 = f32::MAX;
 
 /// `(norm [], loss [], applied u32[1] (, amax f32[1])) -> (applied' u32[1], coefficient [], skip u32[])`.
 ///
 /// If norm and loss are finite and, if given, the amax of the values cast to FP8 is below [`SKIPPED`]:
-/// applied' = applied + 1, coefficient = min(1, max_norm / (norm + 1e-6)), skip = 0. Otherwise the step must change nothing: applied'
-/// = applied, coefficient = 0, skip = 1.
+/// applied' = applied + 1, coefficient = min(1, max_norm / (norm + 1e-6)), skip = 0. Otherwise the step must
+/// change nothing: applied' = applied, coefficient = 0, skip = 1.
 ///
 /// `applied` counts the updates so far (AdamW's t) and is updated in place. The coefficient has the compute
 /// type of the norm. Source: Pascanu et al., "On the difficulty of training recurrent neural networks" (arXiv

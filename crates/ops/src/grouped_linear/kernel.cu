@@ -6,8 +6,8 @@
 // peak of tensor cores: a slice is loaded while nothing is computed.
 //
 // grouped_linear_*, grouped_dgrad_*: grid (slots of row tiles (groups.cuh) * ceil(columns / 64)). The rows
-// after the last group become zeros, up to a tail that is left undefined. grouped_wgrad_*: grid (experts * ceil(outputs / 64) *
-// ceil(inputs / 64)).
+// after the last group become zeros, up to a tail that is left undefined. grouped_wgrad_*: grid (experts *
+// ceil(outputs / 64) * ceil(inputs / 64)).
 
 struct Arguments {
     // x_ci and w_(E*o)i; dy_co and w_(E*o)i; dy_co and x_ci.

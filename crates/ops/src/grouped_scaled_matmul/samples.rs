@@ -101,7 +101,7 @@ fn sample(
     Sample::plain(op, inputs(routing, size, op))
 }
 
-/// The same with an undefined tail.
+/// A sample whose tail is undefined.
 fn without_tail(
     routing: &Routing,
     size: [usize; 2],

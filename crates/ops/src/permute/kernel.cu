@@ -17,8 +17,8 @@ struct Arguments {
 };
 
 // A block has a token and a part of its columns, and writes its rows, so that x is read once; or it has EMPTY
-// rows, one for each lane of a warp, and writes zeros to those without a token, but not to those in a tail that
-// is left undefined. A thread has N columns.
+// rows, one for each lane of a warp, and writes zeros to those without a token, but not to those in a tail
+// that is left undefined. A thread has N columns.
 template <class T, int N> __device__ __forceinline__ void permute(const Arguments& args) {
     u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     float values[N] = {};

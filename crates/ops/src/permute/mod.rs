@@ -18,8 +18,8 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role, Tail};
 use xtrain_tensor::{DType, TensorType};
 
-/// `(x_td, sources_c i32, rows_tk i32) -> y_cd`: row c is the token of the copy `sources[c]`; zeros if that is
-/// negative.
+/// `(x_td, sources_c i32, rows_tk i32) -> y_cd`: row c is the token of the copy `sources[c]`; zeros if that
+/// is negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Permute {
     /// The tail of y.

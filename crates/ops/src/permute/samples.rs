@@ -17,7 +17,7 @@ pub(crate) fn routing(tokens: usize, top_k: usize, experts: usize, align: usize)
     Routing::from_experts(&ids, experts, align, align).sources_and_rows(&ids, top_k)
 }
 
-/// The same with so many rows after the last group.
+/// A routing with so many rows after the last group.
 pub(crate) fn routing_with_tail(
     [tokens, top_k, experts, align]: [usize; 4],
     tail: usize,

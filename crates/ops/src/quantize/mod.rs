@@ -147,8 +147,8 @@ impl Quantize {
         is_ragged && matches!(self.scaling, Scaling::Tile | Scaling::Tensor)
     }
 
-    /// The axis along which an output is ragged, and the rows of the ragged tensor for each index of that axis;
-    /// None if it is not ragged.
+    /// The axis along which an output is ragged, and the rows of the ragged tensor for each index of that
+    /// axis; None if it is not ragged.
     fn ragged_axis(&self, output: usize) -> Option<(usize, usize)> {
         let (is_scales, transposed) = (output % 2 == 1, !self.layouts.written()[0] || output > 1);
         if output > self.amax() {

@@ -14,23 +14,23 @@ use xtrain_tensor::{CpuKernel, DType, HostTensor, Scaling, TensorType, View, Vie
 pub enum CastSource {
     /// `x`: the tensor x.
     Input,
-    /// `gate_up[, weights, starts]`: the output of [`Swiglu`]. If `restored`, gate and up are two inputs, numbers and
-    /// scales in E4M3 by tiles, from which they are restored in bf16.
+    /// `gate_up[, weights, starts]`: the output of [`Swiglu`]. If `restored`, gate and up are two inputs,
+    /// numbers and scales in E4M3 by tiles, from which they are restored in bf16.
     Swiglu {
         /// True if gate and up were saved in FP8.
         restored: bool,
         /// True if each row has a weight.
         weighted: bool,
     },
-    /// `gate_up[, weights, starts]`: the output of [`Swiglu`]. The op also saves gate and up in E4M3 by tiles with
-    /// power-of-two scales: numbers and scales are its last outputs.
+    /// `gate_up[, weights, starts]`: the output of [`Swiglu`]. The op also saves gate and up in E4M3 by tiles
+    /// with power-of-two scales: numbers and scales are its last outputs.
     SwigluSaving {
         /// True if each row has a weight.
         weighted: bool,
     },
-    /// `dy, gate_up[, weights, starts]`: the output of [`SwigluGrad`]. If `restored`, gate and up are two inputs, as
-    /// above, and are restored in the type of dy. If `weighted`, the gradient of the weights is the last
-    /// output.
+    /// `dy, gate_up[, weights, starts]`: the output of [`SwigluGrad`]. If `restored`, gate and up are two
+    /// inputs, as above, and are restored in the type of dy. If `weighted`, the gradient of the weights is
+    /// the last output.
     SwigluGrad {
         /// True if gate and up were saved in FP8.
         restored: bool,

@@ -20,7 +20,8 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Groups, Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
-/// Words after those of squares and losses: 1 if an amax is not below [`SKIPPED`], 1 if the rank asks to stop.
+/// Words after those of squares and losses: 1 if an amax is not below [`SKIPPED`], 1 if the rank asks to
+/// stop.
 const FLAGS: usize = 2;
 
 /// `(squares f64[] or f64[U], losses, stop u32[] (, amax f32[1])) -> words f64[1, U + ck + 2]`.

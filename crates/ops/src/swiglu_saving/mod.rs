@@ -15,8 +15,8 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Arithmetic, Cost, Op, OpError, Operand, Tail};
 use xtrain_tensor::TensorType;
 
-/// `gate_up_t2f[, weights_t, starts] -> y_tf, q_t2f, inv_scale`: [`Swiglu`], and a copy of gate and up in E4M3 by
-/// tiles with power-of-two scales.
+/// `gate_up_t2f[, weights_t, starts] -> y_tf, q_t2f, inv_scale`: [`Swiglu`], and a copy of gate and up in
+/// E4M3 by tiles with power-of-two scales.
 #[derive(Clone, Copy, Debug)]
 pub struct SwigluSaving {
     /// True if each row has a weight.

@@ -553,7 +553,7 @@ fn gathering() -> Program {
     tracer.finish()
 }
 
-/// What two ranks run together.
+/// The runs of two ranks.
 #[derive(Clone, Copy)]
 enum Together {
     /// A collective.

@@ -4,8 +4,8 @@
 //! stage must go on meanwhile. So a graph copies what it sends to an *outbox* and what it receives from an
 //! *inbox*, and NCCL moves messages between them around the graphs: the host enqueues a receive before the
 //! part that reads it, which waits for it, and a send after the part that writes it, on a stream of its own.
-//! The next part that writes the outbox waits for that stream. So send n of a message waits for receive n, but
-//! the sender waits for it only before send n + 1, and no cycle of waits exists, as with
+//! The next part that writes the outbox waits for that stream. So send n of a message waits for receive n,
+//! but the sender waits for it only before send n + 1, and no cycle of waits exists, as with
 //! [copies](super::peer_copies). No host waits.
 //!
 //! A program without a backward sends and receives within its graphs: its messages have one order in time,
@@ -37,7 +37,7 @@ impl MessagePair {
         self.from == rank || self.to == rank
     }
 
-    /// That of a message of `rank`; `None` for other collectives.
+    /// The pair of a message of `rank`; `None` for other collectives.
     fn from_message(collective: Collective, groups: Groups, rank: usize) -> Option<MessagePair> {
         let other = groups.rank_at(rank, collective.other_place()?);
         let (from, to) = match collective {
@@ -78,11 +78,11 @@ pub(super) struct NcclMessages {
 
 struct MessageLink {
     communicator: Arc<NcclCommunicator>,
-    /// That of the messages around graphs.
+    /// The stream of the messages around graphs.
     stream: Stream,
 }
 
-/// What a graph reads or writes in place of a message.
+/// The memory that a graph reads or writes in place of a message.
 struct MessageBox {
     pair: MessagePair,
     memory: DeviceMemory,

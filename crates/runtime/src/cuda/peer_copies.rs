@@ -17,12 +17,12 @@
 //! # Messages
 //!
 //! Each message has two words of its own, and its receiver an *inbox* for it, which is ready from the start.
-//! The sender waits for *ready*, copies to the inbox, and writes *done*. The receiver waits for *done*, copies
-//! the inbox to the output, and writes *ready*. So send n of a message waits until receive n - 1 has begun,
-//! but not for receive n, and the transfer overlaps with the part that the receiver runs before it.
+//! The sender waits for *ready*, copies to the inbox, and writes *done*. The receiver waits for *done*,
+//! copies the inbox to the output, and writes *ready*. So send n of a message waits until receive n - 1 has
+//! begun, but not for receive n, and the transfer overlaps with the part that the receiver runs before it.
 //!
-//! No cycle of waits exists. Stage s of p (1F1B, p - s slots) runs forward n at the time s + 2n and backward n
-//! at 2p - 1 - s + 2n: times grow along its own order of parts, also with fewer micro-batches than stages.
+//! No cycle of waits exists. Stage s of p (1F1B, p - s slots) runs forward n at the time s + 2n and backward
+//! n at 2p - 1 - s + 2n: times grow along its own order of parts, also with fewer micro-batches than stages.
 //! A receive waits for a send of the time before its own: in forward n for that of stage s - 1, in backward n
 //! for that of s + 1. A send waits for receive n - 1 of the neighbour, which is at s + 1 + 2(n - 1) for
 //! forwards and at 2p - 1 - (s - 1) + 2(n - 1) for backwards: before its own time, too. Other collectives of
@@ -82,7 +82,7 @@ pub(super) struct PeerCopies {
     local: Local,
 }
 
-/// What orders the messages of one kind between two ranks, and where they arrive.
+/// The order of the messages of one kind between two ranks, and where they arrive.
 #[derive(Clone, Copy)]
 struct Channel {
     /// Bytes of the longest message.
@@ -97,7 +97,7 @@ struct Channel {
 struct Route {
     /// On the other rank of a message; on all ranks of the group otherwise.
     places: Vec<PeerPlace>,
-    /// That of a message.
+    /// The channel of a message.
     channel: Option<Channel>,
 }
 
@@ -414,8 +414,8 @@ fn padding<'a>(call: &Call<'a>, place: usize, n: usize) -> Vec<DeviceSpan<'a>> {
 
 #[cfg(test)]
 mod tests {
-    /// What a stage does, in its order: it receives (`false`) or sends (`true`) by the inbox of a stage, of
-    /// those for activations (0) or for gradients (1).
+    /// The messages of a stage, in its order: it receives (`false`) or sends (`true`) by the inbox of a
+    /// stage, of those for activations (0) or for gradients (1).
     fn step_of(stage: usize, stages: usize, micro_steps: usize) -> Vec<(bool, usize, usize)> {
         let (slots, mut step, mut backwards) = (stages - stage, Vec::new(), 0);
         for n in 0..micro_steps {

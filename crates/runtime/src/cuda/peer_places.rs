@@ -114,8 +114,9 @@ pub(super) fn collectives_of(loaded: &Loaded, rank: usize) -> Vec<OwnCollective>
 /// A line of the table that a rank publishes: the queue and the description of a collective, and its place.
 type PlaceRow = [u64; 6];
 
-/// Publishes the places `own` of the collectives `of` a program, and returns those on the other ranks of each:
-/// of a message on one rank, of other collectives on all of the group, in their order. All ranks call it.
+/// Publishes the places `own` of the collectives `of` a program, and returns those on the other ranks of
+/// each: of a message on one rank, of other collectives on all of the group, in their order. All ranks call
+/// it.
 ///
 /// # Errors
 /// The collectives of another rank are others.

@@ -43,7 +43,7 @@ template <class T, int N> __device__ __forceinline__ void measure(const Quantize
     // Beyond the edge, the last columns are read again, which raises nothing.
     column = min(column, width - N);
     Magnitudes<T> most = {};
-    u32 rows = GATED ? written_rows(args.end, args.rows) : args.rows;
+    u32 rows = WEIGHTED ? written_rows(args.end, args.rows) : args.rows;
     for (u64 first = (u64)blockIdx.y * ROWS; first < rows; first += (u64)gridDim.y * ROWS) {
         Eight<T> piece[ROWS][BOTH ? 2 : 1] = {};
         if constexpr (N > 1) {
@@ -94,10 +94,11 @@ __device__ __forceinline__ void write_dweight_sums(const QuantizeArguments& args
     if (x_lane % SHARE == 0 && row < args.rows) args.dweight_sums[(u64)across * args.rows + row] = sum;
 }
 
-// True if the rows of an area are in a tail that is left undefined. Rows of norms have none.
+// True if the rows of an area are in a tail that is left undefined. Rows of norms, and of SwiGLU without
+// weights, have none.
 __device__ __forceinline__ bool is_undefined_area(const QuantizeArguments& args, u32 down) {
     if (SOURCE == PERMUTE) return args.sources != nullptr && args.sources[down * EDGE] == TAIL_SOURCE;
-    return SOURCE != NORM && is_undefined(args.end, down * EDGE);
+    return (WEIGHTED || SOURCE == INPUT) && is_undefined(args.end, down * EDGE);
 }
 
 template <class T, bool VECTOR, bool WHOLE>

@@ -4,7 +4,7 @@
 //! collectives moves up, together with the instances that nothing else needs, past instances on which they do
 //! not depend: wgrad, sums and exchanges of gradients. If too few FLOPs are then between it and the first
 //! reader of its output, the reader moves down, past what is recomputed without it. The operands of what is
-//! passed live longer, so it ends at [`FLOPS_PER_BYTE`].
+//! passed live longer, so it ends where `FLOPS_PER_BYTE` are enough.
 //!
 //! Collectives of parameters and of their gradients have their places by [`crate::shard`]; messages, by the
 //! schedule of the pipeline.

@@ -65,6 +65,7 @@ pub(super) fn forms() -> Vec<Form> {
         "ld.global.cg.f32",
         "ld.global.nc.L1::no_allocate.v4.u32",
         "ld.global.nc.f32",
+        "ld.global.nc.u32",
         "ld.global.nc.v2.u32",
         "ld.global.nc.v4.u32",
         "ld.volatile.global.u32",

@@ -85,7 +85,8 @@ mod tests {
             let (usual, equal) = of(&[&set], 0.0);
             let equal = equal.expect("experts");
             assert_eq!((equal.most_rows, equal.mean_rows), (2 * tokens, 2 * tokens), "{expert}");
-            assert!((equal.seconds / usual - 1.0).abs() < 1e-9, "{expert}: {} {usual}", equal.seconds);
+            // Ids that no router chooses are gathered a little earlier.
+            assert!((equal.seconds / usual - 1.0).abs() < 0.01, "{expert}: {} {usual}", equal.seconds);
             let skewed = of(&[&set], 1.0).1.expect("experts");
             // Of the first expert's share of 2 / 2.718 and of the next one, and so on.
             let harmonic: f64 = (1..=8).map(|n| 1.0 / f64::from(n)).sum();

@@ -14,7 +14,7 @@ use xtrain_program::pipeline::PipelineOps;
 use xtrain_program::quantize::QuantizeOps;
 use xtrain_program::shard::ShardOps;
 use xtrain_program::wire::{CastTokens, WireOps};
-use xtrain_program::{Groups, KernelTable, Op, PassOps, Quantization, RowShard, Tail};
+use xtrain_program::{Groups, KernelTable, Op, PassOps, Quantization, RaggedOps, RowShard, Tail};
 use xtrain_tensor::{CpuKernel, DType, Scaling, TensorType};
 
 /// CPU kernels by op.
@@ -79,6 +79,33 @@ macro_rules! ops {
             all
         }
     };
+}
+
+/// The ops that know tails of ragged tensors.
+pub fn ragged_ops() -> RaggedOps {
+    let mut table = RaggedOps::default();
+    macro_rules! register {
+        ($($op:ident::$name:ident),* $(,)?) => {
+            $(table.register::<crate::$op::$name>(|op| op);)*
+        };
+    }
+    register![
+        grouped_linear::GroupedLinear,
+        grouped_linear::GroupedDgrad,
+        grouped_linear::GroupedWgrad,
+        grouped_scaled_matmul::GroupedScaledMatmul,
+        permute::Permute,
+        permute::PermuteByTree,
+        permute::Unpermute,
+        permute::UnpermuteGates,
+        permute::UnpermuteTree,
+        quantize::Quantize,
+        retile::Retile,
+        swiglu::Swiglu,
+        swiglu::SwigluGrad,
+        swiglu_saving::SwigluSaving,
+    ];
+    table
 }
 
 /// Expands to the expression for ops marked `gpu`, the only mark.

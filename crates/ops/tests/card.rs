@@ -8,9 +8,9 @@ use common::fp8;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
 use xtrain_cuda::Gpu;
-use xtrain_ops::registry::{cpu_kernels, cuda_kernels, gpu_samples, large_samples, samples};
+use xtrain_ops::registry::{cpu_kernels, cuda_kernels, gpu_samples, large_samples, ragged_ops, samples};
 use xtrain_ops::samples::{GpuTolerance, Sample, SampleOp};
-use xtrain_program::{Code, Program, Tail, Tracer};
+use xtrain_program::{Code, Program, Tracer};
 use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError, Part};
 use xtrain_tensor::{DType, HostTensor, TensorType};
 
@@ -177,7 +177,7 @@ fn compare(
 fn without_tails(sample: &Sample, found: &[HostTensor], expected: &[HostTensor]) -> Vec<HostTensor> {
     let both = found.iter().zip(expected).enumerate();
     let masked = both.map(|(k, (found, expected))| {
-        let is_undefined = sample.op().tail(k).is_some_and(Tail::is_undefined);
+        let is_undefined = ragged_ops().leaves_undefined(sample.op(), k);
         if !is_undefined || found.bytes() == expected.bytes() {
             return found.clone();
         }
@@ -221,7 +221,7 @@ fn check(sample: &Sample, dtype: DType, replays: bool) -> Result<(), Failed> {
     }
 
     // Without poison, undefined tails would be uninitialised memory.
-    let is_undefined = |k| sample.op().tail(k).is_some_and(Tail::is_undefined);
+    let is_undefined = |k| ragged_ops().leaves_undefined(sample.op(), k);
     if !replays || (0..found[0].len()).any(is_undefined) {
         return Ok(());
     }

@@ -103,7 +103,9 @@ fn differentiate(
         let site = instance.origin.to_string();
         let op: Arc<dyn Differentiable> = match &instance.code {
             Code::Forward(op) => op.clone(),
-            Code::Plain(op) => return Err(BackwardError::NoBackward { site, op: op.name() }),
+            Code::Plain(op) | Code::WithoutTails { op, .. } => {
+                return Err(BackwardError::NoBackward { site, op: op.name() });
+            }
         };
         cx.current = index;
         op.backward(&mut cx).map_err(|error| BackwardError::Op { site, op: op.name(), error })?;

@@ -1,4 +1,5 @@
-//! The table from the type of an op to its kernel. Through it, executors name no op and programs no device.
+//! The table from the type of an op to its kernel, or to another trait that some ops have. Through it,
+//! executors and passes name no op, and programs no device.
 
 use crate::Op;
 use std::any::{Any, TypeId};
@@ -6,7 +7,8 @@ use std::collections::HashMap;
 
 type Find<K> = Box<dyn for<'a> Fn(&'a dyn Any) -> &'a K + Send + Sync>;
 
-/// The kernels of one kind of device, by op. `K` is its kernel trait, for example `dyn CpuKernel`.
+/// The kernels of one kind of device, by op. `K` is its kernel trait, for example `dyn CpuKernel`, or another
+/// trait of some ops, such as [`crate::RaggedOp`].
 pub struct KernelTable<K: ?Sized> {
     kernels: HashMap<TypeId, Find<K>>,
 }

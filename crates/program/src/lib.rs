@@ -67,7 +67,7 @@ pub use program::{
 };
 pub use recompute::Recompute;
 pub use row_shard::{ParameterCut, RowShard, Rows, cut};
-pub use tail::Tail;
+pub use tail::{RaggedOp, RaggedOps, Tail};
 pub use trace::Tracer;
 pub use traffic::{Payload, Sent};
 pub use value::{StateKind, Storage, Value, ValueId};

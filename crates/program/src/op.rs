@@ -2,7 +2,7 @@
 
 use crate::collective::Collective;
 use crate::cost::{Arithmetic, Cost};
-use crate::{LinearGemm, ScaledGemm, Tail};
+use crate::{LinearGemm, ScaledGemm};
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -72,27 +72,6 @@ pub trait Op: Any + Debug + Send + Sync {
     /// ([`crate::shard`]), because they are much larger.
     fn gathers_apart(&self) -> bool {
         false
-    }
-
-    /// True if a result may depend on the tail of this input, if that is a ragged tensor ([`crate::tails`]).
-    fn reads_tail(&self, _input: usize) -> bool {
-        true
-    }
-
-    /// The contents of the tail of this output, if it is a ragged tensor whose tail the op can leave
-    /// undefined.
-    fn tail(&self, _output: usize) -> Option<Tail> {
-        None
-    }
-
-    /// The op with such tails of all its outputs.
-    fn with_tail(&self, _tail: Tail) -> Option<Arc<dyn Op>> {
-        None
-    }
-
-    /// The rows that are expected in the groups of the ragged tensors that the op reads.
-    fn live_rows(&self) -> Option<usize> {
-        None
     }
 
     /// The GEMMs of a linear layer that the op computes for inputs of these types and that may run on FP8

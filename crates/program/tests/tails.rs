@@ -4,7 +4,9 @@ mod common;
 
 use common::{Fun, vector};
 use std::sync::Arc;
-use xtrain_program::{Op, OpError, Program, Role, Stage, Storage, Tail, Tracer, ValueId, tails};
+use xtrain_program::{
+    Op, OpError, Program, RaggedOp, RaggedOps, Role, Stage, Storage, Tail, Tracer, ValueId, tails,
+};
 use xtrain_tensor::TensorType;
 
 /// Row by row: it reads the tails of its inputs if it writes that of its output.
@@ -19,7 +21,9 @@ impl Op for Rows {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         Ok(vec![inputs[0]])
     }
+}
 
+impl RaggedOp for Rows {
     fn reads_tail(&self, _: usize) -> bool {
         !self.0.is_undefined()
     }
@@ -45,7 +49,9 @@ impl Op for Groups {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         Ok(vec![inputs[0]])
     }
+}
 
+impl RaggedOp for Groups {
     fn reads_tail(&self, input: usize) -> bool {
         input > 0
     }
@@ -53,6 +59,14 @@ impl Op for Groups {
     fn live_rows(&self) -> Option<usize> {
         Some(300)
     }
+}
+
+/// The ops that know tails.
+fn ragged() -> RaggedOps {
+    let mut ops = RaggedOps::default();
+    ops.register::<Rows>(|op| op);
+    ops.register::<Groups>(|op| op);
+    ops
 }
 
 /// x -> a -> b -> GEMM, and further readers of a or b.
@@ -63,7 +77,7 @@ fn chain(further: impl FnOnce(&mut Tracer, [ValueId; 2])) -> Program {
     let b = t.site("b").emit(Rows(Tail::Zeros), &[a]).expect("traced")[0];
     t.site("gemm").emit(Groups, &[b, x]).expect("traced");
     further(&mut t, [a, b]);
-    tails::apply(t.finish())
+    tails::apply(t.finish(), &ragged())
 }
 
 /// The ops at a and b.
@@ -76,7 +90,10 @@ fn a_tail_is_undefined_if_no_reader_depends_on_it() {
     let program = chain(|_, _| {});
     assert_eq!(ops(&program), ["undefined"; 2]);
     let tail = Some(Tail::Undefined { live_rows: 300 });
-    assert_eq!([0, 1].map(|n| program.instances[n].code.op().tail(0)), [tail; 2]);
+    let ragged = ragged();
+    let found = [0, 1].map(|n| ragged.find(program.instances[n].code.op()).and_then(|op| op.tail(0)));
+    assert_eq!(found, [tail; 2]);
+    assert_eq!(ops(&tails::written(program)), ["zeros"; 2]);
 }
 
 #[test]
@@ -95,7 +112,7 @@ fn the_host_and_state_keep_tails() {
     let mut program = chain(|_, _| {});
     let b = program.instances[1].outputs[0].value;
     program.values[b.0 as usize].storage = Storage::Output { name: "b".into() };
-    assert_eq!(ops(&tails::apply(tails::written(program))), ["zeros"; 2]);
+    assert_eq!(ops(&tails::apply(tails::written(program), &ragged())), ["zeros"; 2]);
 }
 
 #[test]
@@ -104,5 +121,5 @@ fn without_groups_all_tails_are_written() {
     let x = t.input("x", vector(1024));
     let a = t.emit(Rows(Tail::Zeros), &[x]).expect("traced")[0];
     t.emit(Rows(Tail::Zeros), &[a]).expect("traced");
-    assert_eq!(ops(&tails::apply(t.finish())), ["zeros"; 2]);
+    assert_eq!(ops(&tails::apply(t.finish(), &ragged())), ["zeros"; 2]);
 }

@@ -9,6 +9,7 @@ use crate::training_spec::TrainingSpec;
 use crate::update;
 use xtrain_model::Numerics;
 use xtrain_model::decoder::io;
+use xtrain_ops::registry::ragged_ops;
 use xtrain_ops::{PassSet, rewrites};
 use xtrain_program::{
     Origin, Program, Root, Stage, StaticScale, ValueId, backward, fuse as rewriting, measure_casts,
@@ -174,8 +175,8 @@ pub const PIPELINE: &[Pass] = &[
         name: "tails",
         needs: &["fuse"],
         guarantees: "the tail of a ragged tensor is written only if something reads it",
-        calls: &["reads_tail", "tail", "with_tail", "live_rows"],
-        run: |program, _| Ok(tails::apply(program)),
+        calls: &[],
+        run: |program, _| Ok(tails::apply(program, &ragged_ops())),
     },
 ];
 

@@ -14,8 +14,8 @@ use xtrain_cuda::{Arch, CudaDevice, CudaError, Gpu, Installed, Library, NcclId};
 use xtrain_distributed::{Communicator, Groups, ThreadCommunicator};
 use xtrain_model::decoder::{Balancing, Batch};
 use xtrain_model::{Description, Family, ParameterGroup, Recipe};
-use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
-use xtrain_program::{Instance, Parallel, Program, Reduce, Shard, StateKind, Storage, Tail, ValueId};
+use xtrain_ops::registry::{cpu_kernels, cuda_kernels, ragged_ops};
+use xtrain_program::{Instance, Parallel, Program, Reduce, Shard, StateKind, Storage, ValueId};
 use xtrain_rank::Rank;
 use xtrain_runtime::{
     Checks, CpuEngine, CudaEngine, Engine, EngineError, NcclGroups, Outputs, Part, ProgramId, StateEntry,
@@ -81,7 +81,7 @@ impl Lockstep {
             {
                 let expected = Lockstep::value(&mut *self.cpu, &cpu_outputs, &program, output.value)?;
                 let found = Lockstep::value(&mut *self.gpu, &gpu_outputs, &program, output.value)?;
-                let is_undefined = instance.code.op().tail(n).is_some_and(Tail::is_undefined);
+                let is_undefined = ragged_ops().leaves_undefined(instance.code.op(), n);
                 let error = difference(program.ty(output.value), &found, &expected, is_undefined);
                 assert!(error <= self.tolerance, "{}", self.message(instance, part, n, error));
             }

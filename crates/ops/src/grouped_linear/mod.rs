@@ -28,7 +28,7 @@ use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{
     Arithmetic, Backward, Cost, Differentiable, Gemms, LinearGemm, Op, OpError, OpGemm, Operand,
-    OperandSource, Role, ScaledGemm, Tail, ValueId,
+    OperandSource, RaggedOp, Role, ScaledGemm, Tail, ValueId,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -81,22 +81,6 @@ impl Op for GroupedLinear {
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         cost_by_rows(self.groups, self.tail, inputs, outputs)
-    }
-
-    fn reads_tail(&self, input: usize) -> bool {
-        input != 0
-    }
-
-    fn tail(&self, _: usize) -> Option<Tail> {
-        Some(self.tail)
-    }
-
-    fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
-        Some(Arc::new(Self { tail, ..*self }))
-    }
-
-    fn live_rows(&self) -> Option<usize> {
-        Some(self.groups.live_rows)
     }
 
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
@@ -183,26 +167,35 @@ impl Op for GroupedDgrad {
         cost_by_rows(self.groups, self.tail, inputs, outputs)
     }
 
-    fn reads_tail(&self, input: usize) -> bool {
-        input != 0
-    }
-
-    fn tail(&self, _: usize) -> Option<Tail> {
-        Some(self.tail)
-    }
-
-    fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
-        Some(Arc::new(Self { tail, ..*self }))
-    }
-
-    fn live_rows(&self) -> Option<usize> {
-        Some(self.groups.live_rows)
-    }
-
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
         Some(gemms_by_rows(LinearGemm::Dgrad, self.groups, inputs))
     }
 }
+
+/// Fprop and dgrad: they read the rows of groups of their first input, and write those of their output.
+macro_rules! ragged_by_rows {
+    ($($op:ty),*) => {
+        $(impl RaggedOp for $op {
+            fn reads_tail(&self, input: usize) -> bool {
+                input != 0
+            }
+
+            fn tail(&self, _: usize) -> Option<Tail> {
+                Some(self.tail)
+            }
+
+            fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
+                Some(Arc::new(Self { tail, ..*self }))
+            }
+
+            fn live_rows(&self) -> Option<usize> {
+                Some(self.groups.live_rows)
+            }
+        })*
+    };
+}
+
+ragged_by_rows!(GroupedLinear, GroupedDgrad);
 
 /// `(dy_co, x_ci, starts) -> dw_(E*o)i`: dw_e = dy^T x over the rows of expert e. The output accumulates: the
 /// gradient of an expert without rows is written as zeros, or stays as it is where dw is added to.
@@ -242,17 +235,19 @@ impl Op for GroupedWgrad {
         cost(mnk, inputs, dy + x + outputs[0].bytes() as f64)
     }
 
+    fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
+        let ((rows, out), (_, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
+        Some(gemms(LinearGemm::Wgrad, self.groups, [rows, out, width], self.out))
+    }
+}
+
+impl RaggedOp for GroupedWgrad {
     fn reads_tail(&self, input: usize) -> bool {
         input > 1
     }
 
     fn live_rows(&self) -> Option<usize> {
         Some(self.groups.live_rows)
-    }
-
-    fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
-        let ((rows, out), (_, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
-        Some(gemms(LinearGemm::Wgrad, self.groups, [rows, out, width], self.out))
     }
 }
 

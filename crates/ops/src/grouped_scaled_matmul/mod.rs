@@ -21,7 +21,7 @@ use crate::scaled_matmul::check_operands;
 use crate::tail;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Arithmetic, Cost, LinearGemm, Op, OpError, Operand, Tail};
+use xtrain_program::{Arithmetic, Cost, LinearGemm, Op, OpError, Operand, RaggedOp, Tail};
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
 /// The input `starts`.
@@ -114,7 +114,9 @@ impl Op for GroupedScaledMatmul {
         let read: f64 = inputs.iter().enumerate().map(of_input).sum();
         Cost::of_kernel(gemm, read + tail::bytes(outputs[0], rows, self.tail))
     }
+}
 
+impl RaggedOp for GroupedScaledMatmul {
     fn reads_tail(&self, input: usize) -> bool {
         input >= if self.gemm == LinearGemm::Wgrad { STARTS } else { 2 }
     }

@@ -15,7 +15,7 @@ use crate::tail;
 use crate::{float_shaped, matrix};
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role, Tail};
+use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, RaggedOp, Role, Tail};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(x_td, sources_c i32, rows_tk i32) -> y_cd`: row c is the token of the copy `sources[c]`; zeros if that
@@ -88,7 +88,9 @@ impl Op for Permute {
         let read: f64 = inputs.iter().map(|ty| ty.bytes() as f64).sum();
         Cost::of_bytes(read + tail::bytes(outputs[0], outputs[0].shape[0], self.tail))
     }
+}
 
+impl RaggedOp for Permute {
     fn tail(&self, _: usize) -> Option<Tail> {
         Some(self.tail)
     }
@@ -130,16 +132,18 @@ impl Op for Unpermute {
         if matches!(input, 1 | 2) { Operand::Full } else { Operand::Compute }
     }
 
-    /// Of y it reads the rows of copies.
-    fn reads_tail(&self, input: usize) -> bool {
-        input != 0
-    }
-
     /// Of y, the rows of all copies.
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let added = inputs.get(3).map_or(0, |shared| shared.bytes());
         let rows = inputs[0].dtype.bytes(inputs[2].numel() * inputs[0].shape[1]);
         Cost::of_bytes((rows + added + outputs[0].bytes()) as f64)
+    }
+}
+
+impl RaggedOp for Unpermute {
+    /// Of y it reads the rows of copies.
+    fn reads_tail(&self, input: usize) -> bool {
+        input != 0
     }
 }
 
@@ -200,7 +204,9 @@ impl Op for UnpermuteGates {
     fn operand(&self, _: usize) -> Operand {
         Operand::Full
     }
+}
 
+impl RaggedOp for UnpermuteGates {
     fn reads_tail(&self, input: usize) -> bool {
         input != 0
     }
@@ -282,15 +288,17 @@ impl Op for UnpermuteTree {
         if matches!(input, 1..=3) { Operand::Full } else { Operand::Compute }
     }
 
-    fn reads_tail(&self, input: usize) -> bool {
-        input != 0
-    }
-
     /// Of y, the rows of all copies.
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let added = inputs.get(4).map_or(0, |shared| shared.bytes());
         let rows = inputs[0].dtype.bytes(inputs[2].numel().min(inputs[1].numel()) * inputs[0].shape[1]);
         Cost::of_bytes((rows + added + outputs[0].bytes()) as f64)
+    }
+}
+
+impl RaggedOp for UnpermuteTree {
+    fn reads_tail(&self, input: usize) -> bool {
+        input != 0
     }
 }
 
@@ -333,7 +341,9 @@ impl Op for PermuteByTree {
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         self.permute().cost(&inputs[..3], outputs)
     }
+}
 
+impl RaggedOp for PermuteByTree {
     fn tail(&self, _: usize) -> Option<Tail> {
         Some(self.tail)
     }

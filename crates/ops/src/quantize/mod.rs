@@ -36,7 +36,7 @@ use crate::tail;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{
-    Arithmetic, Cost, KernelCost, Op, OpError, Operand, Quantization, Rebuild, Source, Tail,
+    Arithmetic, Cost, KernelCost, Op, OpError, Operand, Quantization, RaggedOp, Rebuild, Source, Tail,
 };
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
@@ -256,18 +256,6 @@ impl Op for Quantize {
         tail::cost(cost, self.source.extents(inputs).0, self.tail)
     }
 
-    fn reads_tail(&self, input: usize) -> bool {
-        !self.tail.is_undefined() || self.source.weights().is_none_or(|last| input > last)
-    }
-
-    fn tail(&self, output: usize) -> Option<Tail> {
-        self.ragged_axis(output).filter(|_| self.has_tail()).map(|_| self.tail)
-    }
-
-    fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
-        self.has_tail().then(|| Arc::new(Quantize { tail, ..*self }) as Arc<dyn Op>)
-    }
-
     /// The transpose, which the backward reads: a second cast costs little once its input is there.
     fn is_cheap(&self, output: usize) -> bool {
         self.layouts == Layouts::Both && matches!(output, 2 | 3)
@@ -286,6 +274,20 @@ impl Op for Quantize {
 
     fn accumulates(&self, output: usize) -> bool {
         output == self.amax()
+    }
+}
+
+impl RaggedOp for Quantize {
+    fn reads_tail(&self, input: usize) -> bool {
+        !self.tail.is_undefined() || self.source.weights().is_none_or(|last| input > last)
+    }
+
+    fn tail(&self, output: usize) -> Option<Tail> {
+        self.ragged_axis(output).filter(|_| self.has_tail()).map(|_| self.tail)
+    }
+
+    fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
+        self.has_tail().then(|| Arc::new(Quantize { tail, ..*self }) as Arc<dyn Op>)
     }
 }
 

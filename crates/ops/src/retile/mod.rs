@@ -15,7 +15,7 @@ use crate::ragged::{MAX_ROWS, TILE_M};
 use crate::tail;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Cost, Op, OpError, Operand, Rebuild, Source, Tail};
+use xtrain_program::{Cost, Op, OpError, Operand, RaggedOp, Rebuild, Source, Tail};
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
 /// `(q_td, sources_c i32, rows_tk i32[, inv_scale f32[p*ceil(d/128), t/p]]) -> (q_cd[, inv_scale
@@ -137,14 +137,6 @@ impl Op for Retile {
         Cost::of_bytes(read + outputs.iter().map(|ty| tail::bytes(*ty, rows, self.tail)).sum::<f64>())
     }
 
-    fn tail(&self, _: usize) -> Option<Tail> {
-        Some(self.tail)
-    }
-
-    fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
-        Some(Arc::new(Retile { tail, ..*self }))
-    }
-
     /// The transpose, which the backward reads: a gather from numbers that are saved.
     fn is_cheap(&self, output: usize) -> bool {
         self.layouts == Layouts::Both && output >= self.outputs_of_layout()
@@ -162,6 +154,16 @@ impl Op for Retile {
         let inputs = (0..Retile::SCALES + usize::from(self.is_scaled())).map(Source::Input).collect();
         let op = Arc::new(Retile { layouts, ..*self });
         Rebuild::By { op, inputs, outputs: outputs.collect() }
+    }
+}
+
+impl RaggedOp for Retile {
+    fn tail(&self, _: usize) -> Option<Tail> {
+        Some(self.tail)
+    }
+
+    fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(Retile { tail, ..*self }))
     }
 }
 

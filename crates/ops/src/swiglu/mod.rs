@@ -18,7 +18,9 @@ use crate::on_gpu::OnGpu;
 use crate::tail;
 use std::sync::Arc;
 use xtrain_cuda::{Header, KernelSource};
-use xtrain_program::{Arithmetic, Backward, Cost, Differentiable, Op, OpError, Operand, Role, Tail};
+use xtrain_program::{
+    Arithmetic, Backward, Cost, Differentiable, Op, OpError, Operand, RaggedOp, Role, Tail,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// Device code that the kernels share which compute SwiGLU.
@@ -69,7 +71,9 @@ impl Op for Swiglu {
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         tail::cost(Cost::of_operands(Arithmetic::None, inputs, outputs), outputs[0].shape[0], self.tail)
     }
+}
 
+impl RaggedOp for Swiglu {
     fn reads_tail(&self, input: usize) -> bool {
         !self.tail.is_undefined() || input == Swiglu::STARTS
     }
@@ -143,6 +147,17 @@ impl Op for SwigluGrad {
         tail::cost(Cost::of_operands(Arithmetic::None, inputs, outputs), outputs[0].shape[0], self.tail)
     }
 
+    /// In a training step nothing reads gate, up and dy afterwards.
+    fn in_place(&self) -> &[(usize, usize)] {
+        match (self.rematerialise, self.weighted) {
+            (false, _) => &[(0, 1)],
+            (true, false) => &[(0, 1), (1, 0)],
+            (true, true) => &[(0, 1), (2, 0)],
+        }
+    }
+}
+
+impl RaggedOp for SwigluGrad {
     fn reads_tail(&self, input: usize) -> bool {
         !self.tail.is_undefined() || input == SwigluGrad::STARTS
     }
@@ -153,15 +168,6 @@ impl Op for SwigluGrad {
 
     fn with_tail(&self, tail: Tail) -> Option<Arc<dyn Op>> {
         self.weighted.then(|| Arc::new(SwigluGrad { tail, ..*self }) as Arc<dyn Op>)
-    }
-
-    /// In a training step nothing reads gate, up and dy afterwards.
-    fn in_place(&self) -> &[(usize, usize)] {
-        match (self.rematerialise, self.weighted) {
-            (false, _) => &[(0, 1)],
-            (true, false) => &[(0, 1), (1, 0)],
-            (true, true) => &[(0, 1), (2, 0)],
-        }
     }
 }
 

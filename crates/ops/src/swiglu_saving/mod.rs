@@ -12,7 +12,7 @@ use crate::swiglu::Swiglu;
 use crate::tail;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Arithmetic, Cost, Op, OpError, Operand, Tail};
+use xtrain_program::{Arithmetic, Cost, Op, OpError, Operand, RaggedOp, Tail};
 use xtrain_tensor::TensorType;
 
 /// `gate_up_t2f[, weights_t, starts] -> y_tf, q_t2f, inv_scale`: [`Swiglu`], and a copy of gate and up in
@@ -49,7 +49,9 @@ impl Op for SwigluSaving {
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         tail::cost(Cost::of_operands(Arithmetic::None, inputs, outputs), outputs[0].shape[0], self.tail)
     }
+}
 
+impl RaggedOp for SwigluSaving {
     fn reads_tail(&self, input: usize) -> bool {
         self.swiglu().reads_tail(input)
     }

@@ -114,6 +114,13 @@ pub enum Code {
     Forward(Arc<dyn Differentiable>),
     /// Emitted by a pass or by the optimizer.
     Plain(Arc<dyn Op>),
+    /// An op that leaves tails undefined ([`crate::tails`]).
+    WithoutTails {
+        /// The op.
+        op: Arc<dyn Op>,
+        /// The one that writes them.
+        written: Box<Code>,
+    },
 }
 
 impl Code {
@@ -121,7 +128,7 @@ impl Code {
     pub fn op(&self) -> &dyn Op {
         match self {
             Code::Forward(op) => op.as_ref(),
-            Code::Plain(op) => op.as_ref(),
+            Code::Plain(op) | Code::WithoutTails { op, .. } => op.as_ref(),
         }
     }
 }

@@ -29,6 +29,9 @@ const LAST_GRACE: Duration = Duration::from_secs(2);
 /// True once this process has reported the error that ends it.
 static HAS_REPORTED: AtomicBool = AtomicBool::new(false);
 
+/// The folder beside which the ranks of a benchmark find their secret.
+pub(crate) const BENCH_FOLDER: &str = "bench";
+
 /// The place of this process among those of a run.
 pub(crate) struct Place {
     variables: Variables,
@@ -80,9 +83,15 @@ impl Place {
     }
 
     /// The number of processes that this one starts, if it is no rank but starts them.
-    pub(crate) fn launches(&self, processes: &Processes) -> Option<usize> {
-        let (_, count) = processes.given()?;
-        (!self.is_ours && count > 1).then_some(count)
+    ///
+    /// # Errors
+    /// The machine has fewer GPUs.
+    pub(crate) fn launches(&self, processes: &Processes) -> Result<Option<usize>, Failure> {
+        if let Some(count) = processes.gpus.filter(|_| self.is_first()) {
+            check_gpus(count)?;
+        }
+        let count = processes.given().map(|(_, count)| count);
+        Ok(count.filter(|&count| !self.is_ours && count > 1))
     }
 
     /// Processes of the run on this node.
@@ -229,7 +238,7 @@ fn refuse_several(command: &Command, environment: &Environment) -> Result<(), Fa
 }
 
 /// Refuses more GPUs than the machine has.
-pub(crate) fn check_gpus(count: usize) -> Result<(), Failure> {
+fn check_gpus(count: usize) -> Result<(), Failure> {
     let visible = xtrain_step::engine::Processor::visible_gpus();
     if count <= visible {
         return Ok(());

@@ -42,11 +42,10 @@ pub struct BenchOptions {
 }
 
 impl BenchOptions {
-    /// The options and the run file with their names, which all ranks must have alike.
-    fn by_name(&self, config: &Config) -> Vec<(String, String)> {
+    /// The options with their names, which all ranks must have alike.
+    fn by_name(&self) -> Vec<(String, String)> {
         let routing = self.routing.map_or("that of routers", Routing::name);
         let options = [
-            ("the run file", config.to_toml()),
             ("--warmup", self.warmup.to_string()),
             ("--repeats", self.repeats.to_string()),
             ("--steps", self.steps.to_string()),
@@ -199,7 +198,12 @@ impl StepBench {
         }
         let rank = rank_of.map_or(process_group.rank(), |rank_of| Rank::first_of(rank_of.ranks));
         let planned = plan_for(&parsed, processor.target(), rank)?;
-        let measured = Device::new(&processor, planned.spec.recipe, rayon::current_num_threads());
+        let mut measured = Device::new(&processor, planned.spec.recipe, rayon::current_num_threads());
+        if !process_group.is_alone() {
+            let parallel = &planned.resolved.config.parallel;
+            measured = measured.shared_by(process_group.processes_here());
+            measured = measured.connected(|network| network.of_run(parallel));
+        }
         let choose = |planned| {
             let (planned, choice) = choose::decide(planned, &measured)?;
             if let Some(choice) = choice.filter(|choice| !choice.is_usual()) {
@@ -272,7 +276,8 @@ fn measure(
     options: BenchOptions,
 ) -> Result<StepSpeed, RunError> {
     let begun = Instant::now();
-    process_group.compare_options(&options.by_name(&parsed.config))?;
+    process_group.compare_files(&parsed.config)?;
+    process_group.compare_options(&options.by_name())?;
     let mut bench = StepBench::new(parsed, process_group, options.rank_of, options.routing)?;
     let micro_steps = bench.learner.spec().micro_steps(bench.config.train.batch_size);
     let all_tokens = bench.config.step_tokens();

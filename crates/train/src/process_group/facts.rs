@@ -66,7 +66,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// A key differs.
-    pub(crate) fn compare_files(&self, config: &Config) -> Result<(), RunError> {
+    pub fn compare_files(&self, config: &Config) -> Result<(), RunError> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         let settings: Vec<_> = settings(config).collect();
         Ok(ranks.control.handshake(&settings)?)

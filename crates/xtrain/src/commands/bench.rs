@@ -11,23 +11,17 @@ use xtrain_lab::bench::{self, BenchOptions, OpSpeed, RankOf, RankSpeed, StepSpee
 use xtrain_report::metrics::format;
 use xtrain_train::run_file;
 
-/// The folder beside which ranks of several machines find their secret.
-const FOLDER: &str = "bench-step";
-
 /// `xtrain bench step`.
 pub(crate) fn step(args: &BenchStepArgs, place: &Place) -> Result<ExitCode, Failure> {
     let mut overrides: Vec<Override> = args.run.set.iter().map(|set| Override::Set(set.clone())).collect();
     overrides.extend(args.processes.device(&args.run.set)?);
     let parsed = run_file::load(&args.run.file, &overrides)?;
-    if let Some(count) = args.processes.gpus.filter(|_| place.is_first()) {
-        ranks::check_gpus(count)?;
-    }
-    if let Some(count) = place.launches(&args.processes) {
+    if let Some(count) = place.launches(&args.processes)? {
         parsed.check_shared(count)?;
         return Ok(ranks::exit_code(ranks::launch(count)?));
     }
     terminal::use_share_of_threads(parsed.config.train.threads, place.local_world_size())?;
-    let process_group = place.join(&parsed.config.parallel, Path::new(FOLDER))?;
+    let process_group = place.join(&parsed.config.parallel, Path::new(ranks::BENCH_FOLDER))?;
     let BenchStepArgs { rank_of, stretch, link, gpus_per_node, warmup, repeats, steps, routing, .. } = *args;
     let of = |ranks| RankOf { ranks, stretch, nic: link, ranks_per_node: gpus_per_node };
     let rank_of = rank_of.map(of);

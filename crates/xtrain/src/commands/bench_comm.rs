@@ -13,18 +13,12 @@ use xtrain_report::metrics::format;
 /// Sizes if none are given.
 const SIZES: [u64; 3] = [1 << 20, 16 << 20, 64 << 20];
 
-/// The folder beside which ranks of several machines find their secret.
-const FOLDER: &str = "bench-comm";
-
 pub(crate) fn run(args: &BenchCommArgs, place: &Place) -> Result<ExitCode, Failure> {
-    if let Some(count) = args.processes.gpus.filter(|_| place.is_first()) {
-        ranks::check_gpus(count)?;
-    }
-    if let Some(count) = place.launches(&args.processes) {
+    if let Some(count) = place.launches(&args.processes)? {
         return Ok(ranks::exit_code(ranks::launch(count)?));
     }
     terminal::use_share_of_threads(args.cpu.threads, place.local_world_size())?;
-    let process_group = place.join(&ParallelConfig::default(), Path::new(FOLDER))?;
+    let process_group = place.join(&ParallelConfig::default(), Path::new(ranks::BENCH_FOLDER))?;
     let device = match (args.processes.gpus, args.processes.ranks) {
         (Some(_), _) => Device::Cuda,
         (_, Some(_)) => Device::Cpu,

@@ -27,10 +27,7 @@ use xtrain_train::open_model::{OpenedModel, Which, open};
 use xtrain_train::process_group::ProcessGroup;
 
 pub(super) fn run(args: &EvalArgs, place: &Place) -> Result<ExitCode, Failure> {
-    if let Some(count) = args.processes.gpus.filter(|_| place.is_first()) {
-        ranks::check_gpus(count)?;
-    }
-    if let Some(count) = place.launches(&args.processes) {
+    if let Some(count) = place.launches(&args.processes)? {
         return Ok(ranks::exit_code(ranks::launch(count)?));
     }
     terminal::use_share_of_threads(args.model.cpu.threads, place.local_world_size())?;

@@ -22,10 +22,7 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
     overrides.extend(args.threads.map(|threads| Override::Set(format!("train.threads={threads}"))));
     overrides.extend(args.processes.device(&args.run.set)?);
     let parsed = run_file::load(&args.run.file, &overrides)?;
-    if let Some(count) = args.processes.gpus.filter(|_| place.is_first()) {
-        ranks::check_gpus(count)?;
-    }
-    if let Some(count) = place.launches(&args.processes) {
+    if let Some(count) = place.launches(&args.processes)? {
         parsed.check_shared(count)?;
         return ranks::launch_run(count, &parsed);
     }

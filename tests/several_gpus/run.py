@@ -126,27 +126,38 @@ def named(settings):
     return ", ".join(f"{key.split('.')[-1]} {value}" for key, value in settings.items())
 
 
+def equal_one_gpu(place, checks, base, modes, what):
+    """Runs of a recipe in these modes have the bits of one GPU. `what` names a run by its mode."""
+    gpus, any_world = place.options.gpus, base | {"parallel.reduce": "any-world"}
+    alone = place.train(any_world, 1)
+    for mode in modes:
+        found = place.train(any_world | mode, gpus)
+        checks.that(f"{base['precision.recipe']}: {what(mode)} equals one GPU", found == alone, f"{found} {alone}")
+
+
+def repeats_on_each_path(place, checks, settings, what):
+    """In the default order, runs with these settings have equal bits on each path between GPUs."""
+    gpus = place.options.gpus
+    first = place.train(settings, gpus)
+    for transport in ("copy", "nccl", "host"):
+        found = place.train(settings | {"parallel.transport": transport}, gpus)
+        checks.that(f"{settings['precision.recipe']}: {what}: {transport} repeats", found == first, f"{found} {first}")
+
+
 def check_recipe(place, checks, recipe):
     """Every mode of a recipe has the bits of one GPU."""
-    gpus, base = place.options.gpus, {"precision.recipe": recipe}
-    any_world = base | {"parallel.reduce": "any-world"}
-    alone = place.train(any_world, 1)
-    for mode in MODES:
-        if gpus % int(mode.get("parallel.replicas", 1)) == 0:
-            found = place.train(any_world | mode, gpus)
-            checks.that(f"{recipe}: {named(mode)} on {gpus} GPUs equals one GPU", found == alone, f"{found} {alone}")
+    gpus = place.options.gpus
+    modes = [mode for mode in MODES if gpus % int(mode.get("parallel.replicas", 1)) == 0]
+    equal_one_gpu(place, checks, {"precision.recipe": recipe}, modes, lambda mode: f"{named(mode)} on {gpus} GPUs")
 
 
 def check_experts(place, checks, recipe):
     """Ranks that share experts have the bits of one GPU, also if their tokens travel in FP8."""
     gpus = place.options.gpus
+    modes = [mode | {"parallel.expert": str(expert)} for mode, expert in itertools.product(EXPERT_MODES, {2, gpus})]
     for wire in ("bf16", "fp8") if recipe in ("fp8-delayed", "fp8-block") else ("bf16",):
-        any_world = MIXTURE | {"precision.recipe": recipe, "parallel.reduce": "any-world", "experts.wire": wire}
-        alone = place.train(any_world, 1)
-        for mode, expert in itertools.product(EXPERT_MODES, {2, gpus}):
-            found = place.train(any_world | mode | {"parallel.expert": str(expert)}, gpus)
-            what = f"{recipe}: experts over {expert} of {gpus} GPUs, tokens in {wire}, {named(mode)} equals one GPU"
-            checks.that(what, found == alone, f"{found} {alone}")
+        base = MIXTURE | {"precision.recipe": recipe, "experts.wire": wire}
+        equal_one_gpu(place, checks, base, modes, lambda mode: f"experts over {gpus} GPUs, tokens in {wire}, {named(mode)}")
 
 
 def check_experts_of_the_same_world(place, checks):
@@ -154,23 +165,16 @@ def check_experts_of_the_same_world(place, checks):
     gpus = place.options.gpus
     for recipe in ("bf16", "fp8-current", "fp8-block"):
         settings = MIXTURE | {"precision.recipe": recipe, "parallel.expert": str(gpus)}
-        first = place.train(settings, gpus)
-        for transport in ("copy", "nccl", "host"):
-            found = place.train(settings | {"parallel.transport": transport}, gpus)
-            what = f"{recipe}: experts over {gpus} GPUs in the default order: {transport} repeats"
-            checks.that(what, found == first, f"{found} {first}")
+        repeats_on_each_path(place, checks, settings, f"experts over {gpus} GPUs in the default order")
 
 
 def check_stages(place, checks, recipe):
     """Stages of a pipeline have the bits of one GPU."""
     gpus = place.options.gpus
+    modes = [mode | {"parallel.pipeline": str(stages)} for mode, stages in itertools.product(STAGE_MODES, {2, gpus})]
     for model in STAGE_MODELS:
-        any_world = model | {"precision.recipe": recipe, "parallel.reduce": "any-world"}
-        alone = place.train(any_world, 1)
-        for mode, stages in itertools.product(STAGE_MODES, {2, gpus}):
-            found = place.train(any_world | mode | {"parallel.pipeline": str(stages)}, gpus)
-            what = f"{recipe}: {stages} stages on {gpus} GPUs, {named(model | mode)} equals one GPU"
-            checks.that(what, found == alone, f"{found} {alone}")
+        base = model | {"precision.recipe": recipe}
+        equal_one_gpu(place, checks, base, modes, lambda mode: f"stages on {gpus} GPUs, {named(model | mode)}")
 
 
 def check_stages_of_the_same_world(place, checks):
@@ -178,10 +182,7 @@ def check_stages_of_the_same_world(place, checks):
     gpus = place.options.gpus
     for recipe in ("bf16", "fp8-current"):
         settings = {"precision.recipe": recipe, "parallel.pipeline": str(gpus)}
-        first = place.train(settings, gpus)
-        for transport in ("copy", "nccl", "host"):
-            found = place.train(settings | {"parallel.transport": transport}, gpus)
-            checks.that(f"{recipe}: {gpus} stages in the default order: {transport} repeats", found == first, f"{found} {first}")
+        repeats_on_each_path(place, checks, settings, f"{gpus} stages in the default order")
 
 
 def check_same_world(place, checks):
@@ -190,9 +191,7 @@ def check_same_world(place, checks):
         settings = {"precision.recipe": "bf16"} | mode
         first, second = place.train(settings, gpus), place.train(settings, gpus)
         checks.that(f"bf16: {named(mode)} on {gpus} GPUs repeats", first == second, f"{first} {second}")
-        for transport in ("copy", "nccl", "host"):
-            found = place.train(settings | {"parallel.transport": transport}, gpus)
-            checks.that(f"bf16: {named(mode)} on {gpus} GPUs: {transport} has equal bits", found == first, f"{found} {first}")
+        repeats_on_each_path(place, checks, settings, f"{named(mode)} on {gpus} GPUs")
 
 
 def check_fast(place, checks):

@@ -26,23 +26,15 @@ use xtrain_tensor::{DType, TensorType};
 /// Ranks as threads, each with an engine, exchange through the host and have the values of a plain
 /// computation. Parts without collectives are recorded while another rank waits in one.
 pub(crate) fn ranks_exchange_through_the_host() -> Result<(), Failed> {
-    for (ranks, n) in [(2, 0), (2, 1), (3, 2), (4, 3), (4, 4)] {
-        let seed = common::seed().wrapping_add(n);
-        let program = collectives::random_program(seed, ranks, ranks);
-        let found = collectives::results_of_ranks(&program, ranks, 3, |_, communicator| {
-            let engine = CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?;
-            Ok(Box::new(engine.with_communicator(communicator)))
-        });
-        let expected = collectives::expected(&program, ranks, 3);
-        for (rank, (found, expected)) in found.into_iter().zip(&expected).enumerate() {
-            assert!(
-                found? == *expected,
-                "rank {rank} of {ranks} of the program XTRAIN_TEST_SEED={seed}: a collective at random has other values"
-            );
-        }
-    }
-    Ok(())
+    let engine = |(): &(), _, host| {
+        Ok(CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?.with_communicator(host))
+    };
+    ranks_exchange("the host", &WORLDS, |ranks| ranks, |_| Ok(()), engine)
 }
+
+/// Numbers of ranks, and those that are added to the seed. Programs of four ranks have collectives of groups
+/// for every other seed.
+const WORLDS: [(usize, u64); 5] = [(2, 0), (2, 1), (3, 2), (NCCL_RANKS, 3), (NCCL_RANKS, 4)];
 
 /// The most ranks of a test of NCCL, each of which has a GPU of its own.
 const NCCL_RANKS: usize = 4;
@@ -94,7 +86,7 @@ fn engine_with_nccl(
 
 /// Connects the ranks of all groups. A rank waits for the others in its first collective of a group, and no
 /// thread of the process records a graph meanwhile, which ranks of other groups would wait for.
-fn connect(engine: &mut CudaEngine, ranks: usize) -> Result<(), EngineError> {
+fn connected(mut engine: CudaEngine, ranks: usize) -> Result<CudaEngine, EngineError> {
     let mut tracer = Tracer::default();
     let input = tracer.input("in", vector(1));
     let halves = [Groups { size: 2, stride: 1 }, Groups { size: 2, stride: 2 }];
@@ -107,7 +99,8 @@ fn connect(engine: &mut CudaEngine, ranks: usize) -> Result<(), EngineError> {
     let id = engine.load(tracer.finish())?;
     engine.write_input(id, "in", &filled(1.0, 1))?;
     engine.run(id, Part::Whole)?;
-    engine.outputs(id).map(drop)
+    engine.outputs(id)?;
+    Ok(engine)
 }
 
 /// The engine of a rank that copies to the memory of the others' GPUs.
@@ -122,32 +115,43 @@ fn engine_with_copies(
 /// Ranks as threads exchange through NCCL, op by op and in graphs, and have the values of a plain
 /// computation, which are those of an exchange through the host.
 pub(crate) fn ranks_exchange_by_nccl() -> Result<(), Failed> {
+    let engine = |ids: &NcclIds, rank, host: Arc<dyn Communicator>| {
+        let ranks = host.world_size();
+        connected(engine_with_nccl(ids, rank, host, rank == 0)?, ranks)
+    };
     // The sum of two is the same in any order.
-    ranks_exchange("NCCL", 2, nccl_ids, |ids, rank, host| engine_with_nccl(ids, rank, host, rank == 0))
+    ranks_exchange("NCCL", &worlds_of_gpus()?, |_| 2, nccl_ids, engine)
 }
 
 /// As [`ranks_exchange_by_nccl`], by copies to each other's memory.
 pub(crate) fn ranks_exchange_by_copies() -> Result<(), Failed> {
-    ranks_exchange("copies", 1, |_| Ok(()), |(), rank, host| engine_with_copies(rank, host, false))
+    let engine = |(): &(), rank, host: Arc<dyn Communicator>| {
+        let ranks = host.world_size();
+        connected(engine_with_copies(rank, host, false)?, ranks)
+    };
+    ranks_exchange("copies", &worlds_of_gpus()?, |_| 1, |_| Ok(()), engine)
 }
 
+/// The worlds in which each rank has a GPU.
+fn worlds_of_gpus() -> Result<Vec<(usize, u64)>, CudaError> {
+    let gpus = CudaDevice::all()?.len();
+    Ok(WORLDS.into_iter().filter(|(ranks, _)| *ranks <= gpus).collect())
+}
+
+/// Ranks run random programs of collectives, with reduce-scatters among at most so many of them.
 fn ranks_exchange<T: Sync>(
     path: &str,
-    most_added: usize,
+    worlds: &[(usize, u64)],
+    most_added: impl Fn(usize) -> usize,
     meet: impl Fn(usize) -> Result<T, CudaError>,
     engine: impl Fn(&T, usize, Arc<dyn Communicator>) -> Result<CudaEngine, EngineError> + Sync,
 ) -> Result<(), Failed> {
-    let gpus = CudaDevice::all()?.len();
-    // Programs of four ranks have collectives of groups for every other seed.
-    let worlds = [(2, 0), (2, 1), (3, 2), (NCCL_RANKS, 3), (NCCL_RANKS, 4)];
-    for (ranks, n) in worlds.into_iter().filter(|(ranks, _)| *ranks <= gpus) {
+    for &(ranks, n) in worlds {
         let seed = common::seed().wrapping_add(n);
-        let program = collectives::random_program(seed, ranks, most_added);
+        let program = collectives::random_program(seed, ranks, most_added(ranks));
         let met = meet(ranks)?;
         let found = collectives::results_of_ranks(&program, ranks, 3, |rank, communicator| {
-            let mut engine = engine(&met, rank, communicator)?;
-            connect(&mut engine, ranks)?;
-            Ok(Box::new(engine))
+            Ok(Box::new(engine(&met, rank, communicator)?))
         });
         let expected = collectives::expected(&program, ranks, 3);
         for (rank, (found, expected)) in found.into_iter().zip(&expected).enumerate() {

@@ -68,7 +68,7 @@ fn words(program: &Program, rank: usize, run: Range<usize>) -> Option<String> {
         // Writing to a string succeeds.
         let _ = write!(words, " and {more} more");
     }
-    let sent = |i: &Instance| i.code.op().cost(&program.input_types(i), &program.output_types(i)).sent_bytes;
+    let sent = |i: &Instance| program.cost(i).sent_bytes;
     let bytes: f64 = instances.iter().map(sent).sum();
     if let Some(place) = collective.other_place() {
         let other = groups.rank_at(rank, place);

@@ -2,8 +2,8 @@
 //!
 //! A ragged tensor has groups of rows, whose number is known only while the step runs, and room for the most
 //! rows that they may need. Its *tail* is the rest of that room. An op writes zeros there by default, which
-//! every op may read. Some ops read no tail of an input ([`crate::RaggedOp::reads_tail`]). If all readers of a
-//! value are such ops, its producer need not write the tail either, and may itself be an op that reads no
+//! every op may read. Some ops read no tail of an input ([`crate::RaggedOp::reads_tail`]). If all readers of
+//! a value are such ops, its producer need not write the tail either, and may itself be an op that reads no
 //! tail of its inputs.
 //!
 //! The decision is by value, so the pass runs last: it sees the casts that are fused, the ops that recompute,

@@ -8,8 +8,11 @@ use std::path::Path;
 use std::process::ExitCode;
 use xtrain_config::Override;
 use xtrain_lab::bench::{self, BenchOptions, OpSpeed, RankOf, RankSpeed, StepSpeed};
+use xtrain_rank::Rank;
 use xtrain_report::metrics::format;
+use xtrain_step::engine::Target;
 use xtrain_train::run_file;
+use xtrain_train::spec::plan_for;
 
 /// `xtrain bench step`.
 pub(crate) fn step(args: &BenchStepArgs, place: &Place) -> Result<ExitCode, Failure> {
@@ -18,6 +21,10 @@ pub(crate) fn step(args: &BenchStepArgs, place: &Place) -> Result<ExitCode, Fail
     let parsed = run_file::load(&args.run.file, &overrides)?;
     if let Some(count) = place.launches(&args.processes)? {
         parsed.check_shared(count)?;
+        if let Some(routing) = args.routing {
+            // Here, because each rank would report it.
+            routing.of_model(&plan_for(&parsed, Target::Cpu, Rank::first_of(count))?.spec)?;
+        }
         return Ok(ranks::exit_code(ranks::launch(count)?));
     }
     terminal::use_share_of_threads(parsed.config.train.threads, place.local_world_size())?;

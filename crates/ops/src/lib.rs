@@ -59,6 +59,7 @@ mod run_op;
 #[cfg(any(test, feature = "samples"))]
 pub mod samples;
 pub mod scaled_matmul;
+pub mod sequence;
 mod sparse_tree;
 pub mod step_losses;
 pub mod step_totals;
@@ -66,6 +67,7 @@ pub mod sum_ranks;
 pub mod swiglu;
 pub mod swiglu_saving;
 mod tail;
+pub mod tensor_part;
 pub mod token_logprobs;
 pub mod transpose_bytes;
 pub mod unit_norm;

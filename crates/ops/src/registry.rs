@@ -14,7 +14,7 @@ use xtrain_program::pipeline::PipelineOps;
 use xtrain_program::quantize::QuantizeOps;
 use xtrain_program::shard::ShardOps;
 use xtrain_program::wire::{CastTokens, WireOps};
-use xtrain_program::{Groups, KernelTable, Op, PassOps, Quantization, RaggedOps, RowShard, Tail};
+use xtrain_program::{Groups, KernelTable, Op, PassOps, Quantization, RaggedOps, RowShard, Tail, TensorCut};
 use xtrain_tensor::{CpuKernel, DType, Scaling, TensorType};
 
 /// CPU kernels by op.
@@ -181,11 +181,14 @@ ops![
     crate::step_losses::RecordLosses: gpu,
     crate::step_totals::RankWords: gpu,
     crate::step_totals::StepTotals: gpu,
+    crate::sum_ranks::SumParts: gpu,
     crate::sum_ranks::SumRanks: gpu,
     crate::sum_ranks::SumSources: gpu,
     crate::swiglu::Swiglu: gpu,
     crate::swiglu::SwigluGrad: gpu,
     crate::swiglu_saving::SwigluSaving: gpu,
+    crate::tensor_part::PlacePart: gpu,
+    crate::tensor_part::TakePart: gpu,
     crate::token_logprobs::TokenLogprobs: gpu,
     crate::transpose_bytes::TransposeBytes: gpu,
     crate::transpose_bytes::TransposeBlockScales: gpu,
@@ -263,6 +266,14 @@ impl ShardOps for PassSet {
             (true, true) => Given::ScaleOrAmax,
         };
         Arc::new(Quantize { given, ..cast })
+    }
+
+    fn take_part(&self, cut: &TensorCut) -> Arc<dyn Op> {
+        Arc::new(crate::tensor_part::TakePart(cut.clone()))
+    }
+
+    fn place_part(&self, cut: &TensorCut) -> Arc<dyn Op> {
+        Arc::new(crate::tensor_part::PlacePart(cut.clone()))
     }
 
     fn transpose_bytes(&self) -> Arc<dyn Op> {

@@ -43,6 +43,7 @@ pub mod save_fp8;
 pub mod shard;
 mod tail;
 pub mod tails;
+mod tensor_cut;
 mod trace;
 mod traffic;
 mod value;
@@ -68,6 +69,7 @@ pub use program::{
 pub use recompute::Recompute;
 pub use row_shard::{ParameterCut, RowShard, Rows, cut};
 pub use tail::{RaggedOp, RaggedOps, Tail};
+pub use tensor_cut::{CutBy, CutRegion, TENSOR_PLACE, TensorCut};
 pub use trace::Tracer;
 pub use traffic::{Payload, Sent};
 pub use value::{StateKind, Storage, Value, ValueId};

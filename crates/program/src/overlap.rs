@@ -1,6 +1,6 @@
 //! The pass that begins collectives of tokens early, so that kernels run beside them.
 //!
-//! Kernels wait for the tokens that ranks exchange ([`crate::Groups`] that share experts). Each of these
+//! Kernels wait for the tokens that ranks exchange (those that share experts or matrices). Each of these
 //! collectives moves up, together with the instances that nothing else needs, past instances on which they do
 //! not depend: wgrad, sums and exchanges of gradients. If too few FLOPs are then between it and the first
 //! reader of its output, the reader moves down, past what is recomputed without it. The operands of what is

@@ -19,6 +19,10 @@ pub struct Parallel {
     /// Neighbouring ranks that share the experts of each block: each computes with its part of them. It
     /// divides the ranks of a replica, and the experts. 1 if every rank computes with all experts.
     pub expert: usize,
+    /// Neighbouring ranks that train on the same micro-batches: each computes with a part of each block's
+    /// matrices, and between these with a part of the tokens (tensor and sequence parallelism; Korthikanti et
+    /// al., arXiv 2205.05198). It divides the ranks of a replica. State is cut at least among them.
+    pub tensor: usize,
     /// The state that is cut among the ranks of a replica.
     pub shard: Shard,
     /// The order in which gradients are added.
@@ -101,6 +105,7 @@ impl Parallel {
         pipeline: 1,
         replicas: 1,
         expert: 1,
+        tensor: 1,
         shard: Shard::None,
         reduce: Reduce::SameWorld,
         tree_micro_steps: 1,
@@ -114,7 +119,7 @@ impl Parallel {
         Groups::world(self.rank.world_size)
     }
 
-    /// The ranks of a stage, which train one part of the model on different data.
+    /// The ranks of a stage, which train one part of the model.
     pub const fn stage_groups(&self) -> Groups {
         Groups { size: self.rank.world_size / self.pipeline, stride: 1 }
     }
@@ -129,9 +134,19 @@ impl Parallel {
         self.pipeline_groups().place(self.rank.index)
     }
 
+    /// The ranks of a stage that train on different data.
+    pub const fn data_groups(&self) -> Groups {
+        Groups { size: self.stage_groups().size / self.tensor, stride: self.tensor }
+    }
+
     /// This rank among those that train on different data: rank r of n trains on micro-batches r, r + n, ...
     pub const fn data_rank(&self) -> Rank {
-        self.stage_groups().rank_within(self.rank.index)
+        self.data_groups().rank_within(self.rank.index)
+    }
+
+    /// The ranks that train on the same micro-batches in parts.
+    pub const fn tensor_groups(&self) -> Groups {
+        Groups { size: self.tensor, stride: 1 }
     }
 
     /// The number of ranks of a replica, among which state is cut.

@@ -5,10 +5,11 @@
 //! the numbers that each has cast from its rows, with the scales of the whole: the amaxes on which these
 //! depend are gathered before, all at once. With another [`crate::Gather`] each rank casts the whole weight,
 //! which exists for a moment only: it is gathered to one of two slots, so a gather waits until the cast
-//! before the last has read its slot.
+//! before the last has read its slot. Of a matrix that ranks compute in parts, each takes its part of the
+//! gathered tensor.
 
 use crate::program::instantiate;
-use crate::shard::ShardOps;
+use crate::shard::{ShardOps, tensor_place};
 use crate::{
     Code, Delayed, Gathered, Op, Origin, Parameter, Program, Quantized, QuantizedRows, Role, RowShard, Stage,
     Storage, TraceError, Transposed, ValueId,
@@ -130,20 +131,33 @@ impl RefreshPass<'_> {
             return Ok(held.whole);
         }
         let ty = cut.whole(self.out.ty(rows));
+        let slot = self.slot(parameter.part.as_ref().map_or(ty, |part| part.part(ty)));
+        self.gather(parameter, Gathered { piece: rows, whole: slot, cut })?;
+        Ok(slot)
+    }
+
+    /// One of the two slots for gathered tensors of a type, in turn.
+    fn slot(&mut self, ty: TensorType) -> ValueId {
         let out = &mut self.out;
         let slots =
             self.slots.entry(ty).or_insert_with(|| [(); 2].map(|()| out.add_value(ty, Storage::Transient)));
-        let [slot, other] = *slots;
-        *slots = [other, slot];
-        self.gather(parameter, Gathered { piece: rows, whole: slot, cut })?;
-        Ok(slot)
+        slots.swap(0, 1);
+        slots[1]
     }
 
     fn gather(&mut self, parameter: &Parameter, gathered: Gathered) -> Result<(), TraceError> {
         let Gathered { piece, whole, cut } = gathered;
         let (site, role) = (parameter.name.clone(), Role::Gather);
         let origin = Origin { block: None, site, role, stage: self.stage };
-        self.emit(self.ops.all_gather(cut), &[piece], &[Some(whole)], origin)?;
+        let Some(part) = &parameter.part else {
+            self.emit(self.ops.all_gather(cut), &[piece], &[Some(whole)], origin)?;
+            return Ok(());
+        };
+        let all = self.slot(cut.whole(self.out.ty(piece)));
+        self.emit(self.ops.all_gather(cut), &[piece], &[Some(all)], origin.clone())?;
+        let place = tensor_place(&mut self.out);
+        let origin = Origin { role: Role::Precision, ..origin };
+        self.emit(self.ops.take_part(part), &[all, place], &[Some(whole)], origin)?;
         Ok(())
     }
 
@@ -190,6 +204,7 @@ pub fn program(program: &Program, ops: &dyn ShardOps) -> Result<Program, TraceEr
             name: p.name.clone(),
             master: copy(p.master),
             compute: p.compute.map(&mut copy),
+            part: p.part.clone(),
             quantized,
             quantized_rows,
             gradient: None,

@@ -8,6 +8,8 @@
 //! * Replicas (`reduce.rs`): state is cut among the ranks of each replica, and gradients are summed over all.
 //! * Experts (`parts.rs`) of which each rank has some alone: their FP8 copies have the scales of all.
 //! * Weights (`weights.rs`), with [`crate::Shard::Weights`]: they are gathered for each block instead.
+//! * Tensor groups: a rank takes its part of what is gathered, and sends the gradient of its part as that of
+//!   the whole, with zeros elsewhere. State knows nothing of parts.
 //!
 //! With one process and sums of the same world the pass changes nothing.
 
@@ -20,9 +22,13 @@ mod weights;
 
 use crate::pipeline::PipelineOps;
 use crate::quantize::QuantizeOps;
-use crate::{Op, Parallel, ParameterCut, PassOps, Program, Quantization, RowShard, TraceError};
+use crate::{
+    Op, Parallel, ParameterCut, PassOps, Program, Quantization, RowShard, Storage, TENSOR_PLACE, TensorCut,
+    TraceError, ValueId,
+};
 use std::collections::HashMap;
 use std::sync::Arc;
+use xtrain_tensor::{DType, TensorType};
 
 /// The name of the input `u32[]` with the number of the micro-step, which sums for any world read.
 pub const MICRO_STEP: &str = "micro_step";
@@ -54,6 +60,11 @@ pub trait ShardOps: PassOps + QuantizeOps + PipelineOps {
     /// Its further inputs are the delayed scale, if any, and with `amaxes` those of all rows; a delayed scale
     /// that is not 0 takes precedence.
     fn quantize_rows(&self, quantization: Quantization, by_column: bool, amaxes: bool) -> Arc<dyn Op>;
+    /// The op that takes a rank's part of a tensor. Its inputs are the tensor and [`TENSOR_PLACE`].
+    fn take_part(&self, cut: &TensorCut) -> Arc<dyn Op>;
+    /// The op that puts a rank's part of a tensor into its place, with zeros in those of other ranks. Its
+    /// inputs are the part and [`TENSOR_PLACE`].
+    fn place_part(&self, cut: &TensorCut) -> Arc<dyn Op>;
     /// The op that transposes a matrix of FP8 numbers.
     fn transpose_bytes(&self) -> Arc<dyn Op>;
     /// The op that transposes the scales by blocks of a matrix of so many columns.
@@ -95,4 +106,13 @@ pub fn apply(
         program = reduce::reduce(program, parallel, cuts, tie, ops)?;
     }
     Ok(program)
+}
+
+/// The input [`TENSOR_PLACE`].
+pub(crate) fn tensor_place(program: &mut Program) -> ValueId {
+    let new = |program: &mut Program| {
+        let storage = Storage::Input { name: TENSOR_PLACE.into() };
+        program.add_value(TensorType::new(DType::U32, [1]), storage)
+    };
+    program.input(TENSOR_PLACE).unwrap_or_else(|| new(program))
 }

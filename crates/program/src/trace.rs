@@ -2,8 +2,8 @@
 
 use crate::program::instantiate;
 use crate::{
-    Code, Differentiable, Op, Origin, Parameter, Program, Role, Stage, StateKind, Storage, TraceError,
-    ValueId, WriteMode,
+    Code, Differentiable, Op, Origin, Parameter, Program, Role, Stage, StateKind, Storage, TensorCut,
+    TraceError, ValueId, WriteMode,
 };
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -93,6 +93,7 @@ impl Tracer {
                 name,
                 master,
                 compute: None,
+                part: None,
                 quantized: Vec::new(),
                 quantized_rows: Vec::new(),
                 gradient: None,
@@ -105,6 +106,18 @@ impl Tracer {
             });
         }
         master
+    }
+
+    /// The part of the parameter called `name` with which a rank of a tensor group computes; `whole` is the
+    /// type of the parameter.
+    ///
+    /// # Panics
+    /// If it has another type, or the ranks do not divide it.
+    pub fn part(&mut self, name: &str, whole: TensorType, cut: TensorCut) -> ValueId {
+        let part = self.parameter(name, cut.part(whole));
+        let parameter = self.program.parameters.iter_mut().find(|parameter| parameter.master == part);
+        parameter.into_iter().for_each(|parameter| parameter.part = Some(cut.clone()));
+        part
     }
 
     /// The state value of this kind and name.

@@ -1,11 +1,17 @@
-//! CPU kernels of [`SumRanks`] and [`SumSources`].
+//! CPU kernels of [`SumRanks`], [`SumParts`] and [`SumSources`].
 
-use super::{SumRanks, SumSources};
+use super::{SumParts, SumRanks, SumSources};
 use crate::host::rows::for_row_blocks;
 use crate::host::tree;
 use xtrain_tensor::{CpuKernel, Pooled, View, ViewMut};
 
 impl CpuKernel for SumRanks {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        sum_of(inputs[0], inputs[0].ty.shape[0], &mut outputs[0]);
+    }
+}
+
+impl CpuKernel for SumParts {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         sum_of(inputs[0], inputs[0].ty.shape[0], &mut outputs[0]);
     }

@@ -1,5 +1,5 @@
 // The sum of the tensors of all ranks in f32, as a binary tree over the ranks; or added to sum if
-// `accumulate`.
+// `accumulate`. Kernels named `_rounded` round it to bf16.
 //
 // Bound by memory: reads the tensor of each rank once, writes the sum once. Each thread sums 8 neighbours. If
 // the tensors of all ranks start at 16 bytes, it loads 16 bytes at a time; else element by element, each warp
@@ -8,7 +8,7 @@
 
 struct Arguments {
     const void* x;
-    float* sum;
+    void* sum;
     u64 elements;
     u32 ranks;
     u32 accumulate;
@@ -56,9 +56,9 @@ template <int N, class T> __device__ __forceinline__ void sum_groups(const T* x,
 }
 
 // Sums N neighbours, from element `first` on.
-template <int N, bool MANY, class T> __device__ __forceinline__ void sum(const Arguments& args, u64 first) {
+template <int N, bool MANY, class T, class To> __device__ __forceinline__ void sum(const Arguments& args, u64 first) {
     const T* x = (const T*)args.x + (u64)blockIdx.y * args.ranks * args.elements + first;
-    float* to = args.sum + blockIdx.y * args.elements + first;
+    To* to = (To*)args.sum + blockIdx.y * args.elements + first;
     float total[N];
     if (MANY) sum_groups<N>(x, args.elements, args.ranks, total);
     else tree<TREE_LEVELS, N>(x, args.elements, 0, args.ranks, total);
@@ -71,20 +71,22 @@ template <int N, bool MANY, class T> __device__ __forceinline__ void sum(const A
     store<N>(to, total);
 }
 
-template <class T, bool MANY> __device__ __forceinline__ void sum_ranks(const Arguments& args) {
+template <class T, bool MANY, class To = float> __device__ __forceinline__ void sum_ranks(const Arguments& args) {
     u64 block = (u64)blockIdx.x * blockDim.x * PER_THREAD;
     if (args.elements % LANES<T> == 0) {
         // 8 f32 are two loads: they leave a whole one at the end.
         u64 first = block + threadIdx.x * PER_THREAD;
-        if (first + PER_THREAD <= args.elements) sum<PER_THREAD, MANY, T>(args, first);
-        else if (first < args.elements) sum<LANES<T>, MANY, T>(args, first);
+        if (first + PER_THREAD <= args.elements) sum<PER_THREAD, MANY, T, To>(args, first);
+        else if (first < args.elements) sum<LANES<T>, MANY, T, To>(args, first);
         return;
     }
     for (u64 i = block + threadIdx.x, end = min(args.elements, block + blockDim.x * PER_THREAD); i < end; i += blockDim.x)
-        sum<1, MANY, T>(args, i);
+        sum<1, MANY, T, To>(args, i);
 }
 
 extern "C" __global__ void sum_ranks_f32(Arguments args) { sum_ranks<float, false>(args); }
 extern "C" __global__ void sum_ranks_bf16(Arguments args) { sum_ranks<bf16, false>(args); }
 extern "C" __global__ void sum_many_ranks_f32(Arguments args) { sum_ranks<float, true>(args); }
 extern "C" __global__ void sum_many_ranks_bf16(Arguments args) { sum_ranks<bf16, true>(args); }
+extern "C" __global__ void sum_ranks_bf16_rounded(Arguments args) { sum_ranks<bf16, false, bf16>(args); }
+extern "C" __global__ void sum_many_ranks_bf16_rounded(Arguments args) { sum_ranks<bf16, true, bf16>(args); }

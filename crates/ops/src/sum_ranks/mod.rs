@@ -1,5 +1,4 @@
-//! The sum over ranks of what each has sent: the second half of a reduce-scatter, after
-//! [`AllToAll`](crate::collective::AllToAll).
+//! The sum over ranks of what each has sent: the second half of a reduce-scatter, after [`AllToAll`].
 
 mod cpu;
 mod cuda;
@@ -8,10 +7,13 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
+use crate::collective::AllGather;
+#[cfg(doc)]
+use crate::collective::AllToAll;
 use crate::matrix;
 use crate::on_gpu::OnGpu;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Op, OpError, Operand};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, Shape, TensorType};
 
 /// The largest number of ranks: that of the GPU kernel's counter.
@@ -51,6 +53,43 @@ impl Op for SumRanks {
 
     fn accumulates(&self, _: usize) -> bool {
         true
+    }
+}
+
+/// `x_ntd -> sum_td`, f32 or bf16: the sum over n ranks of the parts of activations that each has computed,
+/// as that of [`SumRanks`], rounded once.
+///
+/// x must be the output of [`AllToAll`], to which each rank has passed its part for the tokens of all ranks.
+/// The gradient of that part is the gathered gradient of the sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SumParts {
+    /// The type of the sum; None for that of x.
+    pub out: Option<DType>,
+}
+
+impl Op for SumParts {
+    fn name(&self) -> &'static str {
+        "sum_parts"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        let dtype = self.out.unwrap_or(inputs.first().map_or(DType::F32, |x| x.dtype));
+        let sum = SumRanks.infer(inputs)?[0];
+        OpError::ensure(dtype == DType::F32 || dtype == inputs[0].dtype, || {
+            format!("the sum of {} is f32 or of its type, not {dtype}", inputs[0])
+        })?;
+        Ok(vec![sum.with_dtype(dtype)])
+    }
+}
+
+impl Differentiable for SumParts {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dsum) = cx.grad(0).filter(|_| cx.wants(0)) else { return Ok(()) };
+        let exchange = cx.producer(0).and_then(|i| Some((i.code.op().collective()?.1, i.inputs[0])));
+        let (groups, part) = exchange.ok_or_else(|| OpError("x must be what ranks have exchanged".into()))?;
+        let gather = AllGather { groups, first: 0, rows: cx.ty(part).shape[0] };
+        let gathered = cx.emit(Role::Dgrad, gather, &[dsum])?[0];
+        cx.set_exchanged_grad(0, gathered)
     }
 }
 
@@ -98,6 +137,10 @@ impl Op for SumSources {
 }
 
 impl OnGpu for SumSources {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+}
+
+impl OnGpu for SumParts {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 }
 

@@ -1,6 +1,6 @@
-//! Samples of [`SumRanks`] and [`SumSources`].
+//! Samples of [`SumRanks`], [`SumParts`] and [`SumSources`].
 
-use super::{SumRanks, SumSources};
+use super::{SumParts, SumRanks, SumSources};
 use crate::samples::{GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::{DType, TensorType};
 
@@ -30,6 +30,36 @@ impl Sampled for SumRanks {
         let sizes = [8, 4100, 4099, 1 << 16].map(|elements| sample(5, elements));
         let ranks = [9, 16, 23, 41].map(|ranks| sample(ranks, 2050));
         sizes.into_iter().chain(ranks).collect()
+    }
+}
+
+impl Sampled for SumParts {
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
+    }
+
+    fn samples() -> Vec<Sample> {
+        let f32 = SumParts { out: Some(DType::F32) };
+        vec![
+            Sample::plain(SumParts { out: None }, [SampleInput::activation([3, 5, 7])]),
+            Sample::plain(
+                SumParts { out: None },
+                [SampleInput::activation([4, 3, 11]).in_format(DType::BF16)],
+            ),
+            Sample::plain(f32, [SampleInput::activation([2, 4, 8]).in_format(DType::BF16)]),
+        ]
+    }
+
+    fn large() -> Sample {
+        Sample::plain(SumParts { out: None }, [SampleInput::activation([4, 300, 161])])
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        let sample = |ranks: usize, tokens, width| {
+            let x = SampleInput::activation([ranks, tokens, width]).computed();
+            Sample::plain(SumParts { out: None }, [x])
+        };
+        vec![sample(2, 33, 264), sample(5, 7, 1031), sample(13, 5, 100)]
     }
 }
 

@@ -13,7 +13,7 @@ pub use differentiate::{Backward, Differentiable};
 pub use instantiate::TraceError;
 pub(crate) use instantiate::instantiate;
 
-use crate::{Cost, Lane, Op, Origin, Phase, RowShard, StateKind, Storage, Value, ValueId, When};
+use crate::{Cost, Lane, Op, Origin, Phase, RowShard, StateKind, Storage, TensorCut, Value, ValueId, When};
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_rank::Groups;
@@ -47,6 +47,9 @@ pub struct Parameter {
     pub master: ValueId,
     /// The copy that GEMMs read, if the compute type differs from the master's type.
     pub compute: Option<ValueId>,
+    /// The part with which this rank computes, if the ranks of a tensor group share the parameter. What is
+    /// traced has the type of the part; state is cut by rows of the whole.
+    pub part: Option<TensorCut>,
     /// Its copies in FP8 that are cast from the whole parameter.
     pub quantized: Vec<Quantized>,
     /// The rows of this rank in FP8, if ranks gather FP8 numbers.
@@ -73,7 +76,7 @@ pub struct Parameter {
 pub struct Gathered {
     /// The rows of this rank.
     pub piece: ValueId,
-    /// All rows.
+    /// All rows; of a parameter that a tensor group shares, the part with which this rank computes.
     pub whole: ValueId,
     /// The cut of the whole.
     pub cut: RowShard,

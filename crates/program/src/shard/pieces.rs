@@ -26,22 +26,27 @@ pub(super) fn cut_state(
             continue;
         }
         let (name, master, compute) = (parameter.name.clone(), parameter.master, parameter.compute);
-        let whole = program.ty(master);
+        let part = parameter.part.clone();
+        let whole_of = |ty| part.as_ref().map_or(ty, |part| part.whole(ty));
+        let whole = whole_of(program.ty(master));
         let mut gathered = Vec::new();
         if is_read[master.0 as usize] {
-            let whole = program.add_state(StateKind::Gathered, &name, whole);
+            let ty = program.ty(master);
+            let whole = program.add_state(StateKind::Gathered, &name, ty);
             gathered.push(Gathered { piece: master, whole, cut });
             instead_of.insert(master, whole);
         }
         program.values[master.0 as usize].ty = cut.piece(whole);
         let mut compute = compute.map(|whole| {
-            let piece = program.add_value(cut.piece(program.ty(whole)), Storage::Transient);
+            let piece = program.add_value(cut.piece(whole_of(program.ty(whole))), Storage::Transient);
             gathered.push(Gathered { piece, whole, cut });
             piece
         });
         let parameter = &mut program.parameters[p];
         (parameter.gathered, parameter.shard) = (gathered, Some(cut));
         match gather {
+            // The part of a tensor group is cast from the part of the master.
+            Gather::Auto if part.is_some() => {}
             Gather::Auto => instead_of.extend(gather_numbers(program, p, cut, ops)),
             Gather::Fp32 => {}
             Gather::Bf16 if parameter.quantized.is_empty() => {}

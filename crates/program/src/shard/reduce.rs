@@ -20,7 +20,7 @@
 //! a part of the rows, and they gather the sums.
 
 use super::slots::Slots;
-use super::{MICRO_STEP, ShardOps, Tie};
+use super::{MICRO_STEP, ShardOps, Tie, tensor_place};
 use crate::program::{instantiate, tied_name};
 use crate::{
     Code, Instance, Op, Origin, Output, Parallel, Parameter, ParameterCut, Program, Reduce, Role, RowShard,
@@ -66,6 +66,7 @@ pub(super) fn reduce(
         ops,
         micro_step: None,
         reduction: Vec::new(),
+        placed: Vec::new(),
         delay,
         blocks_done: 0,
         delayed: Vec::new(),
@@ -229,6 +230,8 @@ struct ReducePass<'a> {
     micro_step: Option<ValueId>,
     /// The instances of the reduction that is being made.
     reduction: Vec<Instance>,
+    /// The instances that put parts of gradients into their places, before the reductions of a block.
+    placed: Vec<Instance>,
     /// Blocks whose backward runs between an exchange and the reader of its output.
     delay: usize,
     /// Blocks whose backward is complete.
@@ -260,7 +263,11 @@ impl ReducePass<'_> {
             reductions.push(std::mem::take(&mut self.reduction));
         }
         self.blocks_done += usize::from(block.is_some());
-        self.delayed.push(Delayed { after: self.blocks_done, segments: segments(reductions) });
+        let mut segments = segments(reductions);
+        if let Some(first) = segments.front_mut() {
+            first.splice(0..0, self.placed.drain(..));
+        }
+        self.delayed.push(Delayed { after: self.blocks_done, segments });
         for delayed in &mut self.delayed {
             while delayed.after <= self.blocks_done
                 && let Some(segment) = delayed.segments.pop_front()
@@ -288,7 +295,9 @@ impl ReducePass<'_> {
         let name = self.out.parameters[of.parameter].name.clone();
         let name = if of.is_tied { tied_name(&name) } else { name };
         let origin = Origin { block: None, site: name.clone(), role: Role::Reduce, stage: Stage::Backward };
-        let (whole, parallel) = (self.out.ty(gradient), self.parallel);
+        let (part, parallel) = (self.out.parameters[of.parameter].part.clone(), self.parallel);
+        let ty = self.out.ty(gradient);
+        let whole = part.as_ref().map_or(ty, |part| part.whole(ty));
         let in_each_micro_step = is_reduced_in_each_micro_step(&cut, self.levels, parallel);
         let ParameterCut { shard: cut, replicas: replica_groups, .. } = cut;
         let (shards, replicas) = (cut.groups.size > 1, replica_groups.size > 1);
@@ -313,6 +322,11 @@ impl ReducePass<'_> {
             let is_total = levels == 0 && !replicas && !gathers;
             let target = is_total.then_some(total);
             let when = if in_each_micro_step { When::Always } else { When::Last };
+            if let Some(part) = part {
+                let inputs = [sum, tensor_place(&mut self.out)];
+                sum = self.emit(self.ops.place_part(&part), &inputs, None, when, &origin)?;
+                self.placed.extend(self.reduction.pop());
+            }
             sum = match accumulates {
                 true => self.add_sum_over_ranks(sum, cut, total, &origin)?,
                 false => self.sum_over_ranks(sum, cut, target, when, &origin)?,

@@ -12,13 +12,13 @@
 //! them where the other layout is read. With another [`Gather`] they cast the gathered weight instead. Either
 //! happens directly before the copy is read.
 
-use super::ShardOps;
 use super::quantized::{self, CopySource, RankRows};
 use super::slots::Slots;
+use super::{ShardOps, tensor_place};
 use crate::program::instantiate;
 use crate::{
     Code, Gather, Instance, Op, Origin, Parallel, ParameterCut, Program, Quantized, QuantizedRows, Role,
-    RowShard, Stage, StateKind, Storage, TraceError, ValueId,
+    RowShard, Stage, StateKind, Storage, TensorCut, TraceError, ValueId,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -152,8 +152,8 @@ struct CopyStep {
     outputs: Vec<ValueId>,
     /// Its place, but for the stage.
     origin: Origin,
-    /// The step that gathers its first input, if it computes something from that.
-    gather: Option<usize>,
+    /// The step that writes its first input, if it computes something from that.
+    source: Option<usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -190,14 +190,18 @@ impl Copies {
         parameter.shard = Some(cut);
         let (name, master, compute) = (parameter.name.clone(), parameter.master, parameter.compute);
         let quantized = std::mem::take(&mut parameter.quantized);
+        let part = parameter.part.clone();
         let mut weights = Vec::new();
         for piece in [master].into_iter().chain(compute) {
-            let whole = program.ty(piece);
+            let ty = program.ty(piece);
+            let whole = part.as_ref().map_or(ty, |part| part.whole(ty));
             program.values[piece.0 as usize].ty = cut.piece(whole);
             weights.push(RankRows { piece, cut, whole });
         }
         let Some(owner) = owner else { return };
-        let gathers_numbers = |copies: &Quantized| gather == Gather::Auto && quantized::is_possible(copies);
+        // The part of a tensor group is cast from the part of the master.
+        let gathers_numbers =
+            |copies: &Quantized| gather == Gather::Auto && part.is_none() && quantized::is_possible(copies);
         let (of_rows, of_whole): (Vec<_>, Vec<_>) = quantized.into_iter().partition(gathers_numbers);
         if gather == Gather::Bf16 && !of_whole.is_empty() && compute.is_none() {
             let whole = weights[0].whole.with_dtype(DType::BF16);
@@ -206,7 +210,10 @@ impl Copies {
             weights.push(RankRows { piece, cut, whole });
         }
         for &rows in &weights {
-            let whole = self.gather(program, rows, owner, &name, ops);
+            let mut whole = self.gather(program, rows, owner, &name, ops);
+            if let Some(part) = &part {
+                whole = self.take_part(program, whole, part, owner, &name, ops);
+            }
             self.whole.insert(rows.piece, whole);
         }
         let cast_from = weights.last().filter(|_| gather == Gather::Bf16).map_or(master, |rows| rows.piece);
@@ -238,9 +245,34 @@ impl Copies {
             let (op, inputs, outputs) = (ops.all_gather(cut), vec![piece], vec![slot]);
             let (block, site) = (owner.block(), parameter.clone());
             let origin = Origin { block, site, role: Role::Gather, stage: Stage::Forward };
-            self.steps.push(CopyStep { op, inputs, outputs, origin, gather: None });
+            self.steps.push(CopyStep { op, inputs, outputs, origin, source: None });
             Whole { slot, step: self.steps.len() - 1 }
         })
+    }
+
+    /// Takes this rank's part of a gathered weight.
+    fn take_part(
+        &mut self,
+        program: &mut Program,
+        whole: Whole,
+        part: &TensorCut,
+        owner: Owner,
+        parameter: &Arc<str>,
+        ops: &dyn ShardOps,
+    ) -> Whole {
+        let ty = part.part(program.ty(whole.slot));
+        let slot = self.computed.take(program, owner.block(), ty);
+        let (inputs, outputs) = (vec![whole.slot, tensor_place(program)], vec![slot]);
+        let (block, site) = (owner.block(), parameter.clone());
+        let origin = Origin { block, site, role: Role::Precision, stage: Stage::Forward };
+        self.steps.push(CopyStep {
+            op: ops.take_part(part),
+            inputs,
+            outputs,
+            origin,
+            source: Some(whole.step),
+        });
+        Whole { slot, step: self.steps.len() - 1 }
     }
 
     /// Casts a gathered weight to FP8.
@@ -252,7 +284,7 @@ impl Copies {
         block: Option<u32>,
         ops: &dyn ShardOps,
     ) {
-        let Whole { slot, step: gather } = self.pieces[&cast_from];
+        let Whole { slot, step: source } = self.whole[&cast_from];
         let step = self.steps.len();
         let op = ops.quantize(copies.quantization, copies.layouts);
         let mut outputs = Vec::new();
@@ -265,7 +297,7 @@ impl Copies {
         outputs.extend(amax);
         let inputs = [slot].into_iter().chain(scale).collect();
         let origin = Origin { block, ..copies.origin };
-        self.steps.push(CopyStep { op, inputs, outputs, origin, gather: Some(gather) });
+        self.steps.push(CopyStep { op, inputs, outputs, origin, source: Some(source) });
     }
 
     /// Gathers the FP8 numbers of rows, and transposes them where that is read.
@@ -298,10 +330,10 @@ impl Copies {
                 CopySource::Transposed(rows, op) => {
                     let from = self.gather(program, rows, owner, parameter, ops);
                     let slot = self.computed.take(program, owner.block(), ty);
-                    let (inputs, outputs, gather) = (vec![from.slot], vec![slot], Some(from.step));
+                    let (inputs, outputs, source) = (vec![from.slot], vec![slot], Some(from.step));
                     let origin = Origin { block: owner.block(), ..copies.origin.clone() };
                     self.whole.insert(value, Whole { slot, step: self.steps.len() });
-                    self.steps.push(CopyStep { op, inputs, outputs, origin, gather });
+                    self.steps.push(CopyStep { op, inputs, outputs, origin, source });
                 }
             }
         }
@@ -343,19 +375,21 @@ impl Copies {
                     slots.read(slot, window.last);
                     continue;
                 }
-                let CopyStep { gather, inputs, outputs, .. } = &self.steps[step];
-                let mut at = early;
-                if let Some(gather) = *gather {
-                    // The step reads it directly before the window.
-                    if slots.holds(inputs[0], gather) {
-                        slots.read(inputs[0], window.first);
-                    } else {
-                        let at = slots.write(&inputs[..1], gather, early, window.first);
-                        placed.push((at, window.stage, gather));
+                // First what the step reads directly before the window, and what that reads.
+                let sources = std::iter::successors(self.steps[step].source, |&of| self.steps[of].source);
+                let sources: Vec<usize> = sources.collect();
+                for &source in sources.iter().rev() {
+                    let CopyStep { source: from, outputs, .. } = &self.steps[source];
+                    if slots.holds(outputs[0], source) {
+                        slots.read(outputs[0], window.first);
+                        continue;
                     }
-                    at = window.first;
+                    let at = if from.is_some() { window.first } else { early };
+                    let at = slots.write(outputs, source, at, window.first);
+                    placed.push((at, window.stage, source));
                 }
-                let at = slots.write(outputs, step, at, window.last);
+                let at = if sources.is_empty() { early } else { window.first };
+                let at = slots.write(&self.steps[step].outputs, step, at, window.last);
                 assert!(at <= window.first, "a slot is read after its next tensor is needed");
                 placed.push((at, window.stage, step));
             }

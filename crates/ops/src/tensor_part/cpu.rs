@@ -1,0 +1,47 @@
+//! CPU kernels of [`TakePart`] and [`PlacePart`].
+
+use super::{PlacePart, TakePart};
+use xtrain_program::{CutRegion, TensorCut};
+use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
+
+impl CpuKernel for TakePart {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let (whole, to) = (inputs[0].bytes(), outputs[0].bytes());
+        for PartLine { of_part, in_part, in_whole } in lines(&self.0, inputs[0].ty, place(inputs)) {
+            to[in_part..][..of_part].copy_from_slice(&whole[in_whole..][..of_part]);
+        }
+    }
+}
+
+impl CpuKernel for PlacePart {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let (part, whole) = (inputs[0].bytes(), outputs[0].ty);
+        let to = outputs[0].bytes();
+        to.fill(0);
+        for PartLine { of_part, in_part, in_whole } in lines(&self.0, whole, place(inputs)) {
+            to[in_whole..][..of_part].copy_from_slice(&part[in_part..][..of_part]);
+        }
+    }
+}
+
+fn place(inputs: &[View<'_>]) -> usize {
+    inputs[1].counters()[0] as usize
+}
+
+/// The bytes of a line of a region in a part, and where they begin.
+struct PartLine {
+    of_part: usize,
+    in_part: usize,
+    in_whole: usize,
+}
+
+fn lines(cut: &TensorCut, whole: TensorType, place: usize) -> impl Iterator<Item = PartLine> {
+    let (n, bytes) = (cut.groups.size, whole.dtype.bytes(1));
+    cut.regions(whole).into_iter().flat_map(move |CutRegion { in_whole, in_part, lines, width }| {
+        (0..lines).map(move |line| PartLine {
+            of_part: width * bytes,
+            in_part: (in_part + line * width) * bytes,
+            in_whole: (in_whole + (line * n + place) * width) * bytes,
+        })
+    })
+}

@@ -137,7 +137,7 @@ impl Parsed {
 
     fn fill_run(&self, config: &mut Config, facts: &Facts) {
         let recipe = *config.precision.recipe.get_or_insert(facts.recipe.unwrap_or(Recipe::Fp32));
-        let ranks = facts.world_size() / config.parallel.stages(facts.world_size());
+        let ranks = config.parallel.data_ranks(facts.world_size());
         let of_a_rank = (config.train.batch_size / ranks.max(1)).max(1);
         config.train.micro_batch_size.get_or_insert(OrAuto::Is(of_a_rank));
         config.train.out = Some(self.out());

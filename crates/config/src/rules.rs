@@ -87,7 +87,7 @@ pub(super) fn schedule_fits(config: &Config, steps: u64, report: &mut Report) {
 /// Checks that so many ranks can be divided into replicas and add gradients in the given order, and that each
 /// gets as many micro-batches of a step as the others.
 pub(super) fn shared_by(config: &Config, ranks: usize, report: &mut Report) {
-    let ParallelConfig { pipeline, replicas, reduce, .. } = config.parallel;
+    let ParallelConfig { pipeline, replicas, tensor, reduce, .. } = config.parallel;
     if ranks > 1 && !ranks.is_multiple_of(pipeline) {
         report.about(
             &["parallel.pipeline"],
@@ -98,6 +98,7 @@ pub(super) fn shared_by(config: &Config, ranks: usize, report: &mut Report) {
         );
         return;
     }
+    let (is_alone, data_ranks) = (ranks <= 1, config.parallel.data_ranks(ranks));
     // Those of a stage, which share batch and state.
     let ranks = ranks / config.parallel.stages(ranks);
     if ranks > 1 && !ranks.is_multiple_of(replicas) {
@@ -110,6 +111,16 @@ pub(super) fn shared_by(config: &Config, ranks: usize, report: &mut Report) {
             ),
         );
     }
+    if !is_alone && !ranks.is_multiple_of(tensor) {
+        report.about(
+            &["parallel.tensor"],
+            format!(
+                "{ranks} ranks of a stage cannot be divided into groups of `tensor` = {tensor}; {}, or another number of ranks",
+                nearest_divisors("tensor", ranks, tensor)
+            ),
+        );
+        return;
+    }
     if reduce == Reduce::AnyWorld && !ranks.is_power_of_two() {
         report.about(
             &["parallel.reduce"],
@@ -120,11 +131,13 @@ pub(super) fn shared_by(config: &Config, ranks: usize, report: &mut Report) {
             ),
         );
     }
-    shared_batch(config, ranks, report);
+    shared_batch(config, data_ranks, report);
 }
 
+/// Checks that so many ranks with different data get as many micro-batches each.
 fn shared_batch(config: &Config, ranks: usize, report: &mut Report) {
     let (batch, micro) = (config.train.batch_size, config.train.micro_batch_size);
+    let of_tensor = if config.parallel.tensor > 1 { "groups of tensor ranks" } else { "ranks" };
     if !batch.is_multiple_of(ranks) {
         let unit = match micro {
             Some(OrAuto::Is(micro)) if report.is_given("train.micro_batch_size") => ranks * micro,
@@ -136,8 +149,12 @@ fn shared_batch(config: &Config, ranks: usize, report: &mut Report) {
         report.about(
             &["train.batch_size"],
             format!(
-                "`batch_size` = {batch} cannot be shared evenly by {ranks} ranks; try {}",
-                tries.join(" or ")
+                "`batch_size` = {batch} cannot be shared evenly by {ranks} {of_tensor}; try {}{}",
+                tries.join(" or "),
+                match batch < ranks {
+                    true => ", or a larger `parallel.tensor`, whose ranks share sequences",
+                    false => "",
+                }
             ),
         );
     } else if let Some(OrAuto::Is(micro)) = micro

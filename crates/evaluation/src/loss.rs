@@ -6,11 +6,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use xtrain_data::{Batch as TokenBatch, IGNORED_TARGET, TokenCounts, Validation};
-use xtrain_model::PipelineStage;
+use xtrain_model::ModelRanks;
 use xtrain_model::decoder::{Batch, Loss, io};
 use xtrain_rank::Rank;
 use xtrain_runtime::{Part, ProgramId, Ticket};
 use xtrain_step::error::LearnError;
+use xtrain_step::layout::BatchShare;
 use xtrain_step::learner::{IN_FLIGHT, feed};
 use xtrain_step::programs;
 use xtrain_step::weights::Weights;
@@ -25,8 +26,8 @@ pub struct Evaluator {
     sources: usize,
     /// True if ranks exchange weights in it, so that all run it equally often.
     is_collective: bool,
-    /// The part of the model that this rank computes.
-    stage: PipelineStage,
+    /// How ranks share the model.
+    ranks: ModelRanks,
 }
 
 impl Evaluator {
@@ -44,8 +45,8 @@ impl Evaluator {
         let loss = Loss { chunk_tokens, z_loss: 0.0, sources, counts_matches: true, balancing: None };
         let program = programs::evaluation(model, numerics, layout, batch, document_mask, loss)?;
         let is_collective = program.instances.iter().any(|i| i.code.op().collective().is_some());
-        let stage = layout.stage();
-        Ok(Evaluator { id: weights.load(program)?, batch, document_mask, sources, is_collective, stage })
+        let ranks = layout.ranks();
+        Ok(Evaluator { id: weights.load(program)?, batch, document_mask, sources, is_collective, ranks })
     }
 
     /// Launches the batch of this rank in a round, which starts at sequence `first`, if it has one.
@@ -61,21 +62,22 @@ impl Evaluator {
         }
         let sequences = self.batch.sequences;
         let batch = validation.batch(first, sequences)?;
-        let (mut of_sources, mut source_of) = (vec![0; self.sources], Vec::new());
-        if self.sources == 1 {
-            of_sources[0] = batch.valid_targets;
-            source_of.resize(batch.targets.len(), 0);
-        } else {
+        let mut source_of = vec![0; batch.targets.len()];
+        if self.sources > 1 {
             let sources = validation.sources(first..first + sequences as u64)?;
-            for (row, source) in batch.targets.chunks(self.batch.seq_len).zip(sources) {
+            for (tokens, source) in source_of.chunks_mut(self.batch.seq_len).zip(sources) {
                 // Rows that pad the batch have no targets.
-                let source = source.unwrap_or(0);
-                of_sources[source] += row.iter().filter(|&&target| target != IGNORED_TARGET).count();
-                source_of.extend(std::iter::repeat_n(source as i32, row.len()));
+                tokens.fill(source.unwrap_or(0) as i32);
             }
         }
-        let ticket = self.put(weights, &batch, &source_of)?;
-        Ok(OwnBatch::Launched { ticket, has_batch, targets: batch.valid_targets, of_sources })
+        let share = weights.layout().share(batch.targets.len());
+        let (targets, source_of) = (share.of(&batch.targets, IGNORED_TARGET), share.of(&source_of, 0));
+        let mut of_sources = vec![0; self.sources];
+        for (_, &source) in targets.iter().zip(&*source_of).filter(|(target, _)| **target != IGNORED_TARGET) {
+            of_sources[source as usize] += 1;
+        }
+        let ticket = self.put(weights, &batch, &share, &source_of)?;
+        Ok(OwnBatch::Launched { ticket, has_batch, targets: of_sources.iter().sum(), of_sources })
     }
 
     /// Launches a batch, with the source of each token.
@@ -83,11 +85,12 @@ impl Evaluator {
         &self,
         weights: &mut Weights,
         batch: &TokenBatch,
+        share: &BatchShare,
         source_of: &[i32],
     ) -> Result<Ticket, LearnError> {
         let engine = weights.engine();
-        feed(engine, self.id, batch, self.document_mask, TokenCounts::full(1), self.stage)?;
-        if self.stage.is_last() {
+        feed(engine, self.id, batch, self.document_mask, TokenCounts::full(1), share)?;
+        if share.stage.is_last() {
             engine.write_input(self.id, io::SOURCES, bytemuck::cast_slice(source_of))?;
         }
         engine.run(self.id, Part::Whole)?;
@@ -99,7 +102,7 @@ impl Evaluator {
         let empty = Sums { sources: vec![SourceTally::default(); self.sources], ..Sums::default() };
         let OwnBatch::Launched { ticket, has_batch, targets, of_sources } = own else { return Ok(empty) };
         let outputs = weights.engine().collect(ticket)?;
-        if !has_batch || !self.stage.is_last() {
+        if !has_batch || !self.ranks.stage.is_last() {
             return Ok(empty);
         }
         let loss_sum = bytemuck::pod_read_unaligned::<f32>(outputs.get(io::LOSS)?).into();
@@ -124,20 +127,22 @@ impl Evaluator {
     ) -> Result<bool, EvaluationError> {
         let own = self.land(weights, round.own)?;
         let mut stops = false;
-        for message in ranks.gather(&own.message(round.stop_request))? {
+        for (rank, message) in ranks.gather(&own.message(round.stop_request))?.into_iter().enumerate() {
             let (stop_request, sums) = Sums::from_message(&message);
             stops |= stop_request;
             if sums.is_of_a_batch {
-                tally.add(&sums, self.batch.sequences as u64);
+                // The ranks of a tensor group have the same sequences.
+                let counts = self.ranks.tensor_groups().place(rank) == 0;
+                tally.add(&sums, if counts { self.batch.sequences as u64 } else { 0 });
             }
         }
         Ok(stops)
     }
 
-    /// Adds the sequences of `validation` that `tally` does not contain yet. Of the batches, rank r of n
-    /// computes r, r + n, ...; their sums are added in order, so the sum has the same bits for any number of
-    /// ranks. `check` is called before each batch; [`ControlFlow::Break`] on a rank makes all leave the rest
-    /// for a later call, and the final sum has the same bits.
+    /// Adds the sequences of `validation` that `tally` does not contain yet. Of the batches, rank r of the n
+    /// with different data computes r, r + n, ...; their sums are added in order, so the sum has the same
+    /// bits for any n. `check` is called before each batch; [`ControlFlow::Break`] on a rank makes all leave
+    /// the rest for a later call, and the final sum has the same bits.
     pub fn add(
         &self,
         weights: &mut Weights,
@@ -151,7 +156,7 @@ impl Evaluator {
             let sources = vec![SourceTally::default(); self.sources];
             *tally = Tally { of: all, sources, ..Tally::default() };
         }
-        let Rank { index: rank, world_size } = self.stage.data_rank(ranks.rank());
+        let Rank { index: rank, world_size } = self.ranks.data_rank(ranks.rank());
         let sequences = self.batch.sequences as u64;
         let (mut next, mut ended) = (tally.sequences, ControlFlow::Continue(()));
         let mut flying = VecDeque::new();

@@ -162,8 +162,8 @@ impl RowWindow {
         let lengths: Vec<ScoredLength> = requests.iter().copied().map(length).collect();
         let tokens_of = |item: usize| (requests[item].tokens.as_slice(), requests[item].scored);
         let batches = model.scorer.batches(&lengths);
-        // The stages of a pipeline score the same batches.
-        let rank = model.weights.layout().stage().data_rank(exchange.rank());
+        // The stages of a pipeline, and the ranks of a tensor group, score the same batches.
+        let rank = model.weights.layout().ranks().data_rank(exchange.rank());
         let mut rounds = rounds(&batches, rank.world_size);
         let mut scores: Vec<Option<Score>> = vec![None; requests.len()];
         let mut flying: VecDeque<Round> = VecDeque::new();

@@ -8,13 +8,13 @@ use xtrain_checkpoint::Checkpoint;
 use xtrain_config::{Config, Device, Facts, ParallelConfig};
 use xtrain_data::DataError;
 use xtrain_model::decoder::io;
-use xtrain_model::{Fp8Overrides, Numerics, PipelineStage, Recipe};
+use xtrain_model::{Fp8Overrides, Numerics, Recipe};
 use xtrain_planner::planned;
 use xtrain_program::Program;
 use xtrain_runtime::{Checks, Outputs, Part, ProgramId};
 use xtrain_step::engine::Processor;
 use xtrain_step::error::LearnError;
-use xtrain_step::layout::Layout;
+use xtrain_step::layout::{BatchShare, Layout};
 use xtrain_step::learner::{draws, feed};
 use xtrain_step::programs;
 use xtrain_step::training_spec::TrainingSpec;
@@ -138,9 +138,10 @@ impl Probe {
             let batch = self.corpus.loader.batch(first + (n * micro) as u64, micro)?;
             let engine = weights.engine();
             let mut make = || -> Result<Outputs, LearnError> {
-                feed(engine, id, &batch, spec.document_mask, counts, PipelineStage::WHOLE)?;
+                let share = BatchShare::whole(batch.tokens.len());
+                feed(engine, id, &batch, spec.document_mask, counts, &share)?;
                 if spec.dropout > 0.0 {
-                    let draws = draws(spec, self.config.train.seed, step, n);
+                    let draws = draws(self.config.train.seed, step, n * spec.batch.tokens());
                     engine.write_input(id, io::RNG, bytemuck::cast_slice(&draws))?;
                 }
                 engine.run(id, if n == 0 { Part::First } else { Part::Next })?;

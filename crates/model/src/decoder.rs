@@ -1,14 +1,18 @@
 //! Tracing the decoder: pre-norm blocks on a residual stream, each a mixer (grouped-query attention) and a
 //! feed-forward (one, or a mixture of experts).
 //!
-//! Shape legend: t tokens of the batch (B sequences of S, flattened), d model width, v vocabulary. The
+//! Shape legend: t tokens of the batch (B sequences of S, flattened), d model width, v vocabulary. Ranks of a
+//! tensor group each have a part of the tokens between the linear layers, and a part of the heads within
+//! attention; t are then the tokens of one rank where a comment does not say all. The
 //! residual addition at the end of a half-block is fused with the norm that follows it, so a block's first
 //! instance finishes the block before; its sum is the boundary that recomputation saves.
 
+mod declare;
 mod experts;
 
+use self::declare::Parameters;
 use crate::layer::HEAD;
-use crate::parameters::{Parameters, in_block, names};
+use crate::parameters::{in_block, names};
 use crate::{
     Activation, Architecture, ExpertRanks, FeedForward, FixedRouting, Layer, LinearSpec, Mixer, Mlp,
     ModelRanks, Norm, PipelineStage, Rotary, SelfAttention,
@@ -23,9 +27,10 @@ use xtrain_ops::linear_cross_entropy::{LinearCrossEntropy, Terms};
 use xtrain_ops::pack_sums::PackSums;
 use xtrain_ops::qk_norm_rope::{QkNormRope, RopeScaling, rotation_table};
 use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm};
+use xtrain_ops::sequence::{GatherSequence, scatter};
 use xtrain_ops::swiglu::Swiglu;
 use xtrain_ops::token_logprobs::TokenLogprobs;
-use xtrain_program::{StateKind, TraceError, Tracer, ValueId};
+use xtrain_program::{CutBy, StateKind, TraceError, Tracer, ValueId};
 use xtrain_tensor::{DType, HostTensor, Shape, TensorType};
 
 /// The shape of a batch of tokens.
@@ -308,7 +313,9 @@ pub fn trace_logits(
         return Ok(());
     }
     let wanted = t.input(io::ROWS, TensorType::new(DType::I32, [rows]));
-    let wanted_d = t.site("lm_head.rows").apply(Embedding, &[wanted, hidden_td])?[0];
+    t.site("lm_head.rows");
+    let hidden_td = trace.of_all_tokens(t, hidden_td)?;
+    let wanted_d = t.apply(Embedding, &[wanted, hidden_td])?[0];
     let head_vd = trace.head(t);
     let logits = t.site(HEAD).apply(Linear, &[wanted_d, head_vd])?[0];
     t.output(io::LOGITS, logits);
@@ -332,6 +339,8 @@ pub fn trace_scores(
         t.output(io::NEXT_STREAM, hidden_td);
         return Ok(());
     }
+    t.site("lm_head.rows");
+    let hidden_td = trace.of_all_tokens(t, hidden_td)?;
     let head_vd = trace.head(t);
     for (chunk, &rows) in chunks.iter().enumerate() {
         let of_rows = TensorType::new(DType::I32, [rows]);
@@ -385,7 +394,7 @@ impl<'a> Trace<'a> {
     fn new(model: &'a Architecture, batch: Batch, context: Context, dropout: f32) -> Self {
         Trace {
             model,
-            parameters: Parameters::new(model, context.expert_ranks().count),
+            parameters: Parameters::new(model, context.ranks()),
             batch,
             context,
             dropout,
@@ -404,7 +413,7 @@ impl<'a> Trace<'a> {
         self.enter(t, None);
         let mut stream = match stage.is_first() {
             true => self.embedded(t)?,
-            false => t.input(io::STREAM, TensorType::new(DType::F32, [self.batch.tokens(), self.model.dim])),
+            false => t.input(io::STREAM, TensorType::new(DType::F32, [self.own_tokens(), self.model.dim])),
         };
         let mut addition = None;
         let mut router_sums = Vec::new();
@@ -437,9 +446,24 @@ impl<'a> Trace<'a> {
         }
     }
 
+    /// The tokens whose residual stream a rank has.
+    fn own_tokens(&self) -> usize {
+        self.context.ranks().own_tokens(self.batch.tokens())
+    }
+
+    /// A tensor with a row for each token of this rank, for those of all ranks of its tensor group.
+    fn of_all_tokens(&self, t: &mut Tracer, x: ValueId) -> Result<ValueId, TraceError> {
+        let ranks = self.context.ranks();
+        if ranks.tensor == 1 {
+            return Ok(x);
+        }
+        let gather = GatherSequence { groups: ranks.tensor_groups(), tokens: self.batch.tokens() };
+        Ok(t.apply(gather, &[x])?[0])
+    }
+
     /// The embeddings of the tokens.
     fn embedded(&self, t: &mut Tracer) -> Result<ValueId, TraceError> {
-        let ids = t.input(io::TOKENS, TensorType::new(DType::I32, [self.batch.tokens()]));
+        let ids = t.input(io::TOKENS, TensorType::new(DType::I32, [self.own_tokens()]));
         let table = self.parameters.declare(t, names::EMBED);
         let embedded = t.site("embed").apply(Embedding, &[ids, table])?[0];
         self.dropped(t, embedded, 0)
@@ -456,7 +480,7 @@ impl<'a> Trace<'a> {
     /// The loss of the last hidden states. Returns the sums of losses of sources, if there are any.
     fn loss(&self, t: &mut Tracer, loss: &Loss, hidden_td: ValueId) -> Result<Option<ValueId>, TraceError> {
         let &Loss { chunk_tokens, z_loss, sources, counts_matches, .. } = loss;
-        let tokens = self.batch.tokens();
+        let tokens = self.own_tokens();
         let head_vd = self.head(t);
         let targets = t.input(io::TARGETS, TensorType::new(DType::I32, [tokens]));
         let inv_targets = t.input(io::INV_TARGETS, TensorType::new(DType::F32, []));
@@ -519,16 +543,28 @@ impl<'a> Trace<'a> {
         })
     }
 
+    /// A linear layer. In a tensor group each rank computes some outputs for the tokens of all ranks, or its
+    /// part of the sums over inputs, which are then added for the tokens of each rank.
     fn linear(&self, t: &mut Tracer, x: ValueId, linear: &LinearSpec) -> Result<ValueId, TraceError> {
+        let cut = linear.tensor_cut().filter(|_| self.context.ranks().tensor > 1);
+        assert!(
+            !(linear.bias && cut == Some(CutBy::Columns)),
+            "each rank of a tensor group would add the bias of {}",
+            linear.site
+        );
+        t.site(linear.site);
+        let x = if let Some(CutBy::Rows(_)) = cut { self.of_all_tokens(t, x)? } else { x };
         let mut inputs = vec![x, self.parameter(t, linear.site, "weight")];
         if linear.bias {
             inputs.push(self.parameter(t, linear.site, "bias"));
         }
-        Ok(t.site(linear.site).apply(Linear, &inputs)?[0])
+        let y = t.apply(Linear, &inputs)?[0];
+        if cut == Some(CutBy::Columns) { scatter(t, self.context.ranks().tensor_groups(), y) } else { Ok(y) }
     }
 
     fn attention(&self, t: &mut Tracer, a: &SelfAttention, x: ValueId) -> Result<ValueId, TraceError> {
-        let &SelfAttention { heads, kv_heads, head_dim, scale, rotary, qk_norm, .. } = a;
+        let &SelfAttention { head_dim, scale, rotary, qk_norm, .. } = a;
+        let [heads, kv_heads] = [a.heads, a.kv_heads].map(|heads| heads / self.context.ranks().tensor);
         let tokens = self.batch.tokens();
         let qkv = self.linear(t, x, &a.qkv_proj(self.model.dim))?;
 

@@ -12,7 +12,7 @@ use xtrain_ops::groups::Groups;
 use xtrain_ops::qk_norm_rope::RopeScaling;
 use xtrain_ops::route::Router;
 use xtrain_ops::swiglu::Swiglu;
-use xtrain_program::Op;
+use xtrain_program::{CutBy, Op};
 use xtrain_tensor::TILE;
 
 /// Stands for the number of an expert in the names of its modules.
@@ -558,6 +558,27 @@ impl ExpertShare {
 }
 
 impl LinearSpec {
+    /// How the ranks of a tensor group cut its weights: by outputs, or by inputs if its output is added to
+    /// the residual stream. None for a layer of which each rank computes the whole.
+    pub fn tensor_cut(&self) -> Option<CutBy> {
+        match (self.site, self.experts, self.is_residual) {
+            (ROUTER | HEAD, ..) | (_, Some(_), _) => None,
+            (.., true) => Some(CutBy::Columns),
+            (.., false) => Some(CutBy::Rows(self.parts.iter().map(|(_, rows)| *rows).collect())),
+        }
+    }
+
+    /// The part of one of so many ranks of a tensor group, which divide it.
+    pub fn part_of_rank(&self, ranks: usize) -> LinearSpec {
+        let mut part = self.clone();
+        match self.tensor_cut() {
+            Some(CutBy::Rows(_)) => part.parts.iter_mut().for_each(|(_, rows)| *rows /= ranks),
+            Some(CutBy::Columns) => part.inputs /= ranks,
+            None => {}
+        }
+        part
+    }
+
     /// Rows of its input on a rank with a batch of so many tokens: those by its experts, if it belongs to
     /// experts, which these ranks share.
     pub fn input_rows(&self, tokens: usize, ranks: ExpertRanks) -> usize {

@@ -1,12 +1,12 @@
 //! The parameters of a model: names, shapes, groups, initial values, and their names in Hugging Face folders.
 //!
-//! The list is the one place for all of it; tracing declares parameters from it by name ([`Parameters`]).
+//! The list is the one place for all of it; tracing declares parameters from it by name.
 
 use crate::layer::{EXPERT, ROUTER};
 use crate::{Architecture, FeedForward, Init, Layer, LinearSpec, Mixer};
 use std::collections::HashMap;
-use xtrain_program::{StateKind, Tracer, ValueId};
-use xtrain_tensor::{DType, NamePart, NameWhole, Shape, TensorType};
+use xtrain_program::CutBy;
+use xtrain_tensor::{NamePart, NameWhole};
 
 /// A parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +21,8 @@ pub struct ParameterSpec {
     pub init: Init,
     /// The experts to which its rows belong, in equal runs; `None` if it belongs to every token.
     pub experts: Option<usize>,
+    /// How ranks of a tensor group cut it; `None` if each computes with the whole.
+    pub tensor_cut: Option<CutBy>,
     /// The tensors of a Hugging Face folder that it consists of.
     pub parts: HfParts,
     /// Another form in which a folder may hold it.
@@ -101,37 +103,6 @@ pub(crate) mod names {
     pub(crate) const EMBED: &str = "embed.weight";
     pub(crate) const FINAL_NORM: &str = "norm";
     pub(crate) const HEAD: &str = "lm_head.weight";
-}
-
-/// The parameters of a model by name, to be declared while it is traced.
-pub(crate) struct Parameters {
-    all: HashMap<String, ParameterSpec>,
-    /// Ranks that share the experts, equally many each.
-    expert_ranks: usize,
-}
-
-impl Parameters {
-    pub(crate) fn new(model: &Architecture, expert_ranks: usize) -> Self {
-        let all = model.parameters().into_iter().map(|p| (p.name.clone(), p)).collect();
-        Parameters { all, expert_ranks }
-    }
-
-    /// The parameter called `name`, in f32; of experts, those of one rank.
-    ///
-    /// # Panics
-    /// If the model's list does not have it: a parameter must not go without initial values, checkpoints and
-    /// exports.
-    pub(crate) fn declare(&self, t: &mut Tracer, name: &str) -> ValueId {
-        let parameter =
-            self.all.get(name).unwrap_or_else(|| panic!("`{name}` is not in the model's list of parameters"));
-        let mut shape = parameter.shape.clone();
-        shape[0] /= if parameter.experts.is_some() { self.expert_ranks } else { 1 };
-        let ty = TensorType::new(DType::F32, Shape::new(&shape));
-        match parameter.group.is_trained() {
-            true => t.parameter(name, ty),
-            false => t.state(StateKind::Master, name, ty),
-        }
-    }
 }
 
 impl Architecture {
@@ -257,6 +228,7 @@ impl List<'_> {
                         group: ParameterGroup::RouterBias,
                         init: Init::Zeros,
                         experts: None,
+                        tensor_cut: None,
                         parts: HfParts::one(hf_name, experts.count),
                         whole: None,
                     });
@@ -294,6 +266,7 @@ impl List<'_> {
         if let Some(last) = self.parameters.last_mut() {
             last.whole = linear.whole.as_ref().map(whole);
             last.experts = linear.experts.map(|experts| experts.count);
+            last.tensor_cut = linear.tensor_cut();
         }
         if linear.bias {
             self.parameters.push(ParameterSpec {
@@ -302,6 +275,7 @@ impl List<'_> {
                 group: ParameterGroup::Bias,
                 init: Init::Zeros,
                 experts: linear.experts.map(|experts| experts.count),
+                tensor_cut: linear.tensor_cut(),
                 parts: parts("bias"),
                 whole: None,
             });
@@ -310,7 +284,8 @@ impl List<'_> {
 
     fn matrix(&mut self, group: ParameterGroup, name: &str, shape: [usize; 2], init: Init, parts: HfParts) {
         let (name, shape, whole) = (name.into(), shape.to_vec(), None);
-        self.parameters.push(ParameterSpec { name, shape, group, init, experts: None, parts, whole });
+        let (experts, tensor_cut) = (None, None);
+        self.parameters.push(ParameterSpec { name, shape, group, init, experts, tensor_cut, parts, whole });
     }
 
     /// The parameters of a norm of the residual stream.
@@ -327,6 +302,7 @@ impl List<'_> {
             group: ParameterGroup::Norm,
             init,
             experts: None,
+            tensor_cut: None,
             parts: HfParts::one(theirs, width),
             whole: None,
         });

@@ -38,11 +38,13 @@ pub fn warn_of_no_fp8(spec: &TrainingSpec) {
     );
 }
 
-/// Warns of ranks that share experts and are on several nodes.
-pub fn warn_of_distant_experts(spec: &TrainingSpec, network: &Network) {
+/// Warns of ranks that share experts or matrices and are on several nodes.
+pub fn warn_of_distant_ranks(spec: &TrainingSpec, network: &Network) {
     let parallel = &spec.parallel;
-    if let Some(text) = network.warning_of_experts(parallel.expert_groups(), parallel.rank.world_size) {
-        tracing::warn!("{text}");
+    for (key, groups) in [("expert", parallel.expert_groups()), ("tensor", parallel.tensor_groups())] {
+        if let Some(text) = network.warning_of_distance(key, groups, parallel.rank.world_size) {
+            tracing::warn!("{text}");
+        }
     }
 }
 
@@ -51,7 +53,7 @@ fn warn_of_bf16_head(spec: &TrainingSpec, layers: &[LinearGemms]) {
     let Some(head) = layers.iter().find(|p| p.is_head() && spec.fp8.head && spec.recipe.is_fp8()) else {
         return;
     };
-    let (m, tokens) = (&spec.model, spec.batch.sequences * spec.batch.seq_len);
+    let (m, tokens) = (&spec.model, spec.own_tokens());
     let explained = |why: &Bf16Reason| match why {
         Bf16Reason::Size(size) if *size == m.vocab_size => {
             format!(
@@ -59,7 +61,7 @@ fn warn_of_bf16_head(spec: &TrainingSpec, layers: &[LinearGemms]) {
             )
         }
         Bf16Reason::Size(size) if *size == m.dim => format!("{why}: model.dim"),
-        Bf16Reason::Size(size) if *size == tokens => format!("{why}: the tokens of a micro-batch"),
+        Bf16Reason::Size(size) if *size == tokens => format!("{why}: the tokens of a rank's micro-batch"),
         _ => why.to_string(),
     };
     let of = LinearGemm::ALL.into_iter().zip(&head.gemms);

@@ -118,7 +118,7 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
     let c = &resolved.config;
     // Until it is chosen, the whole batch of a rank.
     let stages = c.parallel.stages(rank.world_size);
-    let ranks = rank.world_size / stages;
+    let ranks = c.parallel.data_ranks(rank.world_size).max(1);
     let micro_batch_size = c.train.micro_batch_size().min((c.train.batch_size / ranks).max(1));
     let micro_steps = c.train.batch_size / micro_batch_size / ranks;
     let model = resolved.architecture.clone();

@@ -37,7 +37,7 @@ impl RoutedStep {
         let spec = &planned.spec;
         let mut blocks = spec.model.layers.iter();
         let Some(experts) = blocks.find_map(|layer| layer.feed_forward.experts()) else { return Ok(None) };
-        let (tokens, ranks) = (spec.batch.tokens(), spec.expert_ranks());
+        let (tokens, ranks) = (spec.own_tokens(), spec.expert_ranks());
         let (allocated_rows, mean_rows) = (experts.ragged_rows(tokens, ranks), tokens * experts.router.top_k);
         let needed_rows = experts.needed_rows(tokens, ranks, routing);
         let mut routed = TrainingSpec { fixed_routing: Some(routing), ..spec.clone() };

@@ -60,7 +60,7 @@ pub fn every_factor(spec: &TrainingSpec) -> Option<f64> {
     let mut blocks = spec.model.layers.iter();
     let experts =
         blocks.find_map(|layer| layer.feed_forward.experts()).filter(|_| spec.parallel.expert > 1)?;
-    let (tokens, ranks) = (spec.batch.tokens(), ExpertRanks::of_run(&spec.parallel));
+    let (tokens, ranks) = (spec.own_tokens(), ExpertRanks::of_run(&spec.parallel));
     Some(experts.ragged_rows(tokens, ranks) as f64 / (tokens * experts.router.top_k) as f64)
 }
 

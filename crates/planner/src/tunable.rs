@@ -136,9 +136,9 @@ pub static LOSS_CHUNK: Tunable = Tunable {
     is_open: |config| is_auto(&LOSS_CHUNK, config),
     suits: |_, _, _| true,
     changes_rounding: true,
-    // From the tokens of a micro-batch, rounded up, each half of the one before.
+    // From the tokens of a rank's micro-batch, rounded up, each half of the one before.
     values: |step, of| {
-        let tokens = of.micro_batch_size * step.spec.batch.seq_len;
+        let tokens = (of.micro_batch_size * step.spec.batch.seq_len).div_ceil(step.spec.parallel.tensor);
         let chunks = std::iter::successors(Some(tokens.next_power_of_two()), |chunk| Some(chunk / 2));
         let chunks = chunks.take_while(|chunk| *chunk >= SMALLEST_CHUNK);
         chunks.map(|loss_chunk| Settings { loss_chunk, ..of }).collect()

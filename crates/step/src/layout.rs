@@ -4,9 +4,12 @@
 use crate::error::ProgramError;
 use crate::linear_gemms::weights_scaled_by_blocks;
 use crate::training_spec::TrainingSpec;
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use xtrain_model::{Architecture, ExpertRanks, ModelRanks, Numerics, ParameterSpec, PipelineStage, Recipe};
+use xtrain_model::{
+    Architecture, ExpertRanks, FeedForward, Mixer, ModelRanks, Numerics, ParameterSpec, PipelineStage, Recipe,
+};
 use xtrain_ops::permute::UnpermuteTree;
 use xtrain_program::shard::Tie;
 use xtrain_program::{
@@ -30,6 +33,8 @@ pub struct Layout {
     cuts: HashMap<String, ParameterCut>,
     /// Rows of a unit of each parameter, by name.
     units: HashMap<String, usize>,
+    /// The parameters with which each rank of a tensor group computes in part.
+    in_parts: HashSet<String>,
     /// The parameters that this rank does not have, or has like an earlier stage.
     of_others: HashMap<String, OfOthers>,
     /// The parameter that the first and the last stage both have, if there is one.
@@ -54,6 +59,51 @@ pub struct HeldRows {
     pub rows: Range<usize>,
 }
 
+/// The share of a batch that a rank computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchShare {
+    /// The part of the model.
+    pub stage: PipelineStage,
+    /// The tokens whose residual stream it has. Those after the end of the batch are padding.
+    pub tokens: Range<usize>,
+}
+
+impl BatchShare {
+    /// All of a batch of so many tokens.
+    pub const fn whole(tokens: usize) -> BatchShare {
+        BatchShare { stage: PipelineStage::WHOLE, tokens: 0..tokens }
+    }
+
+    /// The values of these tokens, of which `all` has one each, and `padding` for those after the end.
+    pub fn of<'a, T: Copy>(&self, all: &'a [T], padding: T) -> Cow<'a, [T]> {
+        let Range { start, end } = self.tokens;
+        let held = &all[start.min(all.len())..end.min(all.len())];
+        if held.len() == self.tokens.len() {
+            return Cow::Borrowed(held);
+        }
+        let mut padded = held.to_vec();
+        padded.resize(self.tokens.len(), padding);
+        Cow::Owned(padded)
+    }
+}
+
+/// The ranks of a stage that hold the same of a state value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Twins {
+    /// All.
+    All,
+    /// Those that have the same part of a matrix: of equal places in their tensor groups.
+    OfPart,
+    /// Those that have the same rows, or the same experts.
+    OfRows,
+}
+
+impl Twins {
+    /// All kinds, those first whose differences cause others: copies that are gathered from wrong rows differ
+    /// too.
+    pub const ALL: [Twins; 3] = [Twins::OfRows, Twins::OfPart, Twins::All];
+}
+
 /// The largest and the smallest part that a rank has of the parameters, and thereby of masters and the
 /// optimizer's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +123,7 @@ impl Layout {
             split: Vec::new(),
             cuts: HashMap::new(),
             units: HashMap::new(),
+            in_parts: HashSet::new(),
             of_others: HashMap::new(),
             tied: None,
         }
@@ -166,7 +217,9 @@ impl Layout {
         let last = PipelineStage::of(parallel.pipeline - 1, split);
         let is_tied = |p: &ParameterSpec| !saves(last, p) && last.has_parameter(p, model.tie_embeddings);
         let tied = model.parameters().into_iter().find(is_tied).map(|p| p.name);
-        Ok(Layout { parallel, stage, split: split.to_vec(), cuts, units, of_others, tied })
+        let is_in_parts = |p: &&ParameterSpec| parallel.tensor > 1 && p.tensor_cut.is_some();
+        let in_parts = parameters.iter().filter(is_in_parts).map(|p| p.name.clone()).collect();
+        Ok(Layout { parallel, stage, split: split.to_vec(), cuts, units, in_parts, of_others, tied })
     }
 
     /// The part of the model that this rank computes.
@@ -176,7 +229,8 @@ impl Layout {
 
     /// How ranks share the computation of the model, with room for every routing.
     pub fn ranks(&self) -> ModelRanks {
-        ModelRanks { experts: ExpertRanks::of_run(&self.parallel), stage: self.stage }
+        let experts = ExpertRanks::of_run(&self.parallel);
+        ModelRanks { experts, stage: self.stage, tensor: self.parallel.tensor }
     }
 
     /// The parameter that this stage and another one both have, if there is one.
@@ -236,7 +290,16 @@ impl Layout {
 
     /// True if a forward needs all ranks, because it gathers weights or tokens.
     pub fn forward_needs_all_ranks(&self) -> bool {
-        self.cuts_weights() || self.parallel.expert > 1 || !self.stage.is_whole()
+        let Parallel { expert, tensor, .. } = self.parallel;
+        self.cuts_weights() || expert > 1 || tensor > 1 || !self.stage.is_whole()
+    }
+
+    /// The share of this rank in a batch of so many tokens.
+    pub fn share(&self, tokens: usize) -> BatchShare {
+        let ranks = self.ranks();
+        let own = ranks.own_tokens(tokens);
+        let first = ranks.tensor_groups().place(self.parallel.rank.index) * own;
+        BatchShare { stage: self.stage, tokens: first..first + own }
     }
 
     /// True if some masters are not whole on this rank.
@@ -276,12 +339,18 @@ impl Layout {
         Some(HeldRows { of: cut.rows(), rows })
     }
 
-    /// True if all ranks of the stage hold the same of a state value.
-    pub fn is_alike(&self, kind: StateKind, name: &str) -> bool {
+    /// The ranks of the stage that hold the same of a state value.
+    pub fn twins(&self, kind: StateKind, name: &str) -> Twins {
         // An FP8 copy is called as its parameter, with the format after a space.
         let parameter = name.split_once(' ').map_or(name, |(parameter, _)| parameter);
-        let is_of_parts = || self.cuts.get(parameter).is_some_and(|cut| cut.parts.size > 1);
-        self.held(kind, name).is_none() && !(kind == StateKind::Compute && is_of_parts())
+        let is_of_experts = || self.cuts.get(parameter).is_some_and(|cut| cut.parts.size > 1);
+        let is_copy = matches!(kind, StateKind::Compute | StateKind::Gathered);
+        match self.held(kind, name) {
+            Some(_) => Twins::OfRows,
+            None if is_copy && is_of_experts() => Twins::OfRows,
+            None if is_copy && self.in_parts.contains(parameter) => Twins::OfPart,
+            None => Twins::All,
+        }
     }
 
     /// The first rank of the stage of `rank`.
@@ -289,10 +358,16 @@ impl Layout {
         self.parallel.stage_groups().rank_at(rank, 0)
     }
 
-    /// The first rank that has the blocks, the rows and the experts of `rank`.
-    pub fn first_with_rows_of(&self, rank: usize) -> usize {
+    /// The first of the ranks of `rank`'s stage that hold the same as it of values with such twins.
+    pub fn first_twin(&self, twins: Twins, rank: usize) -> usize {
         let first = self.first_of_stage(rank);
-        first + (rank - first) % if self.cuts_state() { self.parallel.shards() } else { self.parallel.expert }
+        let every = match twins {
+            Twins::All => 1,
+            Twins::OfPart => self.parallel.tensor,
+            Twins::OfRows if self.cuts_state() => self.parallel.shards(),
+            Twins::OfRows => self.parallel.expert,
+        };
+        first + (rank - first) % every
     }
 
     /// True if this rank saves what it has of a state value: the first of the ranks of its stage that have
@@ -372,6 +447,7 @@ fn check(parallel: &Parallel, model: &Architecture) -> Result<(), ProgramError> 
         )));
     }
     check_experts(parallel, model)?;
+    check_tensor(parallel, model)?;
     if parallel.reduce.is_any_world() && !world_size.is_power_of_two() {
         return Err(ProgramError::Refused(format!(
             "parallel.reduce = \"any-world\" adds gradients as a binary tree over ranks, whose number must be a power of two, not \
@@ -432,6 +508,48 @@ fn check_experts(parallel: &Parallel, model: &Architecture) -> Result<(), Progra
         )));
     }
     Ok(())
+}
+
+/// Refuses ranks that cannot share the matrices of the model, and what is not done with them.
+fn check_tensor(parallel: &Parallel, model: &Architecture) -> Result<(), ProgramError> {
+    let (tensor, shards) = (parallel.tensor, parallel.shards());
+    if tensor == 1 {
+        return Ok(());
+    }
+    let refused = |what: &str| {
+        Err(ProgramError::Refused(format!(
+            "parallel.tensor = {tensor} does not support {what} yet; leave one of them out"
+        )))
+    };
+    if parallel.reduce.is_any_world() {
+        return refused("parallel.reduce = \"any-world\"");
+    }
+    let mut extents = vec![(shards, "ranks of a replica")];
+    for layer in &model.layers {
+        let Mixer::Attention(attention) = &layer.mixer;
+        extents.push((attention.kv_heads, "key/value heads"));
+        extents.push((attention.heads, "heads"));
+        let dense = match &layer.feed_forward {
+            FeedForward::Dense(mlp) => Some((mlp.width, "columns of the feed-forward (ffn_dim)")),
+            FeedForward::Experts(experts) => experts
+                .shared
+                .as_ref()
+                .map(|mlp| (mlp.width, "columns of the shared expert (shared_ffn_dim)")),
+        };
+        extents.extend(dense);
+    }
+    let divides = |n: usize| n > 0 && extents.iter().all(|(extent, _)| extent.is_multiple_of(n));
+    let Some((extent, what)) =
+        extents.iter().find(|(extent, _)| tensor == 0 || !extent.is_multiple_of(tensor))
+    else {
+        return Ok(());
+    };
+    let least = extents.iter().map(|(extent, _)| *extent).min().unwrap_or(1);
+    let nearest = (1..=least).filter(|n| divides(*n)).min_by_key(|n| n.abs_diff(tensor));
+    Err(ProgramError::Refused(format!(
+        "parallel.tensor = {tensor} must divide the {extent} {what}; the nearest value that works is {}",
+        nearest.unwrap_or(1)
+    )))
 }
 
 /// Refuses formats whose scales ranks that share experts do not have alike.
@@ -572,6 +690,32 @@ mod tests {
         assert!(refused(&mixture(), 3).contains("is 2"), "{}", refused(&mixture(), 3));
         assert!(refused(&mixture(), 0).contains("is 1"), "{}", refused(&mixture(), 0));
         assert!(refused(&model(), 2).contains("parallel.expert = 2"));
+    }
+
+    #[test]
+    fn ranks_of_a_tensor_group_have_rows_of_state_and_a_part_of_the_tokens() {
+        let of_rank = |rank, tensor| {
+            let parallel = Parallel { rank, tensor, shard: Shard::Optimizer, ..Parallel::ALONE };
+            Layout::new(&model(), &Recipe::Fp8Block.into(), parallel, &[])
+        };
+        for rank in Rank::all(4) {
+            let (in_parts, whole) =
+                (of_rank(rank, 2).expect("a layout"), of_rank(rank, 1).expect("a layout"));
+            for p in model().parameters() {
+                let held = |layout: &Layout| layout.held(StateKind::Master, &p.name);
+                assert_eq!(held(&in_parts), held(&whole), "{}", p.name);
+                let expected = if p.tensor_cut.is_some() { Twins::OfPart } else { Twins::All };
+                assert_eq!(in_parts.twins(StateKind::Compute, &p.name), expected, "{}", p.name);
+            }
+            // Of five tokens, the second rank has two and padding.
+            let share = in_parts.share(5);
+            let expected = if rank.index % 2 == 0 { [1, 2, 3] } else { [4, 5, 9] };
+            assert_eq!(*share.of(&[1, 2, 3, 4, 5], 9), expected);
+            assert_eq!(whole.share(5), BatchShare::whole(5));
+        }
+        let refused = |tensor| of_rank(Rank::first_of(4), tensor).expect_err("refused").to_string();
+        assert!(refused(4).contains("2 key/value heads; ") && refused(4).ends_with(" 2"), "{}", refused(4));
+        assert!(refused(0).ends_with(" 1"), "{}", refused(0));
     }
 
     #[test]

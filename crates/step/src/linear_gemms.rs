@@ -16,7 +16,7 @@ pub struct LinearGemms {
     pub blocks: Range<usize>,
     /// Its place in a block, e.g. `attn.qkv_proj`, or `lm_head`.
     pub site: String,
-    /// Outputs and inputs, those of one expert if it has several.
+    /// Outputs and inputs: those of one expert if it has several, those of a rank's part if ranks share it.
     pub extents: [usize; 2],
     /// The experts that have such a layer, and those of a token.
     pub experts: Option<ExpertShare>,
@@ -57,9 +57,12 @@ impl LinearGemms {
 /// The linear layers of the blocks, equal neighbours merged, and finally the head.
 pub fn linear_gemms(spec: &TrainingSpec) -> Vec<LinearGemms> {
     let (m, numerics) = (&spec.model, spec.numerics());
-    let expert_ranks = spec.expert_ranks();
+    let ranks = spec.ranks();
     let of = |block: Option<usize>, linear: &LinearSpec| {
-        let rows = linear.input_rows(spec.batch.tokens(), expert_ranks);
+        let linear = &linear.part_of_rank(ranks.tensor);
+        // What is not cut, as experts and the head, has the tokens of a rank.
+        let tokens = if linear.tensor_cut().is_some() { spec.batch.tokens() } else { spec.own_tokens() };
+        let rows = linear.input_rows(tokens, ranks.experts);
         let gemms = LinearGemm::ALL.map(|gemm| scaled_gemm(block, linear, gemm, rows, m, &numerics));
         let extents = [linear.outputs(), linear.inputs];
         let blocks = block.map_or(0..0, |block| block..block + 1);

@@ -126,7 +126,7 @@ pub const PIPELINE: &[Pass] = &[
     Pass {
         name: "shard",
         needs: &["narrow"],
-        guarantees: "gradients are summed over ranks, and a rank has its rows of cut state",
+        guarantees: "gradients are summed over ranks, and a rank has its rows of cut state and its parts of matrices",
         calls: &["infer", "gathers_apart"],
         run: |program, setting| {
             let (layout, updates) = (setting.layout, setting.update().is_some());

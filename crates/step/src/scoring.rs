@@ -145,10 +145,11 @@ impl Scorer {
             counts.push(count);
         }
         let positions: Vec<i32> = (0..tokens.len()).map(|token| (token % seq_len) as i32).collect();
-        let stage = weights.layout().stage();
+        let share = weights.layout().share(tokens.len());
+        let stage = share.stage;
         let engine = weights.engine();
         if stage.is_first() {
-            engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&tokens))?;
+            engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&share.of(&tokens, 0)))?;
         }
         engine.write_input(id, io::POSITIONS, bytemuck::cast_slice(&positions))?;
         let chunks = if stage.is_last() { scored.len().div_ceil(CHUNK_TOKENS) } else { 0 };

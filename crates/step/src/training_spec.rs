@@ -69,7 +69,12 @@ impl TrainingSpec {
 
     /// How ranks share the computation of the model.
     pub fn ranks(&self) -> ModelRanks {
-        ModelRanks { experts: self.expert_ranks(), stage: self.stage() }
+        ModelRanks { experts: self.expert_ranks(), stage: self.stage(), tensor: self.parallel.tensor }
+    }
+
+    /// Tokens of a micro-batch whose residual stream a rank has, and which it sends to experts.
+    pub fn own_tokens(&self) -> usize {
+        self.ranks().own_tokens(self.batch.tokens())
     }
 
     /// Tokens of a step of all ranks, under sums for any world.
@@ -82,13 +87,13 @@ impl TrainingSpec {
     pub fn room(&self) -> Option<usize> {
         let ranks = self.expert_ranks();
         let blocks = self.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
-        let room = |experts: &Experts| experts.dispatch_own(self.batch.tokens(), ranks).room;
+        let room = |experts: &Experts| experts.dispatch_own(self.own_tokens(), ranks).room;
         if ranks.count > 1 { blocks.filter_map(room).min() } else { None }
     }
 
     /// Makes room for so many rows of experts, and a quarter more.
     pub fn grow(&mut self, needed_rows: usize, top_k: usize) {
-        self.capacity = Some(Capacity::with_reserve(needed_rows, self.batch.tokens() * top_k));
+        self.capacity = Some(Capacity::with_reserve(needed_rows, self.own_tokens() * top_k));
         self.capacity = self.capacity.filter(|_| self.room().is_some());
     }
 
@@ -128,8 +133,8 @@ impl TrainingSpec {
 
     /// This step of one process, with as many micro-batches.
     pub fn in_one_process(&self) -> TrainingSpec {
-        let (rank, pipeline, replicas, expert) = (Rank::ALONE, 1, 1, 1);
-        let parallel = Parallel { rank, pipeline, replicas, expert, ..self.parallel };
+        let (rank, pipeline, replicas, expert, tensor) = (Rank::ALONE, 1, 1, 1, 1);
+        let parallel = Parallel { rank, pipeline, replicas, expert, tensor, ..self.parallel };
         TrainingSpec { parallel, split: Vec::new(), ..self.clone() }
     }
 

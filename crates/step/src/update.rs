@@ -303,7 +303,7 @@ fn balance(
 /// of another stage.
 fn rows_needed(program: &Program, spec: &TrainingSpec) -> Vec<Option<ValueId>> {
     let may_be_too_small =
-        |experts: &Experts| experts.dispatch_own(spec.batch.tokens(), spec.expert_ranks()).room.is_some();
+        |experts: &Experts| experts.dispatch_own(spec.own_tokens(), spec.expert_ranks()).room.is_some();
     let blocks = spec.model.layers.iter().enumerate();
     let with_room = blocks.filter(|(_, layer)| layer.feed_forward.experts().is_some_and(may_be_too_small));
     with_room.map(|(block, _)| program.output(&io::rows_needed(block))).collect()

@@ -6,7 +6,7 @@ use crate::programs;
 use std::time::Instant;
 use xtrain_model::decoder::io;
 use xtrain_model::{Architecture, Init, Numerics};
-use xtrain_program::{Program, StateKind};
+use xtrain_program::{Program, StateKind, TENSOR_PLACE};
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry};
 use xtrain_tensor::TensorType;
 
@@ -40,7 +40,7 @@ impl Weights {
         numerics: Numerics,
         layout: Layout,
     ) -> Result<Self, LearnError> {
-        let refresh = engine.load(refresh)?;
+        let refresh = load(engine.as_mut(), refresh, &layout)?;
         Ok(Weights { engine, model, numerics, layout, refresh })
     }
 
@@ -69,16 +69,10 @@ impl Weights {
         self.engine.memory_bytes()
     }
 
-    /// Loads a program over these weights, and tells it which experts this rank has.
+    /// Loads a program over these weights, and tells it which experts and which parts of matrices this rank
+    /// has.
     pub fn load(&mut self, program: Program) -> Result<ProgramId, LearnError> {
-        let shares_experts = program.input(io::PLACE).is_some();
-        let id = self.engine.load(program)?;
-        if shares_experts {
-            let parallel = self.layout.parallel();
-            let place = parallel.expert_groups().place(parallel.rank.index) as u32;
-            self.engine.write_input(id, io::PLACE, bytemuck::bytes_of(&place))?;
-        }
-        Ok(id)
+        load(self.engine.as_mut(), program, &self.layout)
     }
 
     /// Adds values of `kind` that no program loaded so far has, such as the scales of casts of a program that
@@ -173,4 +167,17 @@ impl Weights {
         self.engine.run(self.refresh, Part::Whole)?;
         Ok(self.engine.outputs(self.refresh).map(drop)?)
     }
+}
+
+/// Loads a program and writes the places of this rank that it reads.
+fn load(engine: &mut dyn Engine, program: Program, layout: &Layout) -> Result<ProgramId, LearnError> {
+    let parallel = layout.parallel();
+    let places = [(io::PLACE, parallel.expert_groups()), (TENSOR_PLACE, parallel.tensor_groups())];
+    let read = places.map(|(name, groups)| program.input(name).map(|_| (name, groups)));
+    let id = engine.load(program)?;
+    for (name, groups) in read.into_iter().flatten() {
+        let place = groups.place(parallel.rank.index) as u32;
+        engine.write_input(id, name, bytemuck::bytes_of(&place))?;
+    }
+    Ok(id)
 }

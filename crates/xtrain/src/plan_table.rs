@@ -53,7 +53,9 @@ fn line(name: &str, value: &str) -> String {
 /// Precision, batch and operations.
 fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
     let (spec, config) = (&planned.spec, &planned.resolved.config);
-    let (m, tokens) = (&spec.model, (spec.batch.sequences * spec.batch.seq_len) as f64);
+    // A rank of a tensor group computes its part for each token.
+    let tokens = spec.batch.tokens() as f64 / spec.parallel.tensor as f64;
+    let m = &spec.model;
     let computed = tables.program.flops(|i| i.origin.stage != Stage::Update) / tokens;
     let repeated = tables.program.flops(|i| i.origin.role == Role::Recompute) / tokens;
     let layers = linear_gemms(spec);

@@ -277,6 +277,11 @@ pub(super) const ROWS: &[(&str, &str)] = &[
          expert_model_parallel_size autoep_size moe_expert_parallel_size",
     ),
     (
+        "parallel.tensor",
+        "tp tp_size tp_degree tensor_parallel tensor_parallel_size tensor_parallel_degree \
+         tensor_model_parallel_size model_parallel_size mp_size autotp_size",
+    ),
+    (
         "parallel.pipeline",
         "pp pp_size pp_degree pipeline_parallel pipeline_parallel_degree pipeline_parallel_size \
          pipeline_model_parallel_size pipeline_stages num_stages",

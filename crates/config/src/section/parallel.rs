@@ -29,6 +29,13 @@ section! {
         /// a block; with one process it has no effect.
         #[schemars(range(min = 1, max = 64), extend("x-unit" = "ranks"))]
         pub expert: usize = 1,
+        /// Consecutive ranks that train on the same micro-batches: each computes some heads of attention and
+        /// some columns of the feed-forward, not of experts, and between these some of the tokens (tensor and
+        /// sequence parallelism). `shard = "none"` is then `"optimizer"`. Must divide the ranks of a replica,
+        /// the heads, the key/value heads, and `model.ffn_dim` or `experts.shared_ffn_dim`; with one process
+        /// it has no effect.
+        #[schemars(range(min = 1, max = 64), extend("x-unit" = "ranks"))]
+        pub tensor: usize = 1,
         /// Stages of consecutive blocks, each computed by equally many consecutive ranks, to which
         /// micro-batches pass one after the other. Must divide the number of ranks; with one process it has
         /// no effect. A step should have many more micro-batches than stages, which wait for each other at
@@ -72,15 +79,27 @@ impl ParallelConfig {
         if world_size <= 1 { 1 } else { self.pipeline }
     }
 
+    /// The ranks, of so many, that train on different micro-batches.
+    pub fn data_ranks(&self, world_size: usize) -> usize {
+        let tensor = if world_size <= 1 { 1 } else { self.tensor };
+        world_size / self.stages(world_size) / tensor
+    }
+
     /// The settings in a program's terms, for a rank that has `micro_steps` micro-batches per step.
     pub fn parallel(&self, rank: Rank, micro_steps: usize) -> Parallel {
+        let pipeline = self.stages(rank.world_size);
+        // One process has no other to hold a replica, some of the experts or a part of a matrix.
+        let [replicas, expert, tensor] =
+            [self.replicas, self.expert, self.tensor].map(|n| if rank.is_alone() { 1 } else { n });
+        // Ranks of a tensor group never have the same copies, so there is no reason to have the same state.
+        let shard = if self.shard == Shard::None && tensor > 1 { Shard::Optimizer } else { self.shard };
         Parallel {
             rank,
-            pipeline: self.stages(rank.world_size),
-            // One process has no other to hold a replica, or some of the experts.
-            replicas: if rank.is_alone() { 1 } else { self.replicas },
-            expert: if rank.is_alone() { 1 } else { self.expert },
-            shard: self.shard,
+            pipeline,
+            replicas,
+            expert,
+            tensor,
+            shard,
             reduce: self.reduce,
             tree_micro_steps: if self.reduce.is_any_world() { micro_steps } else { 1 },
             reduce_dtype: match self.reduce_dtype {

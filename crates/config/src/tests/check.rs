@@ -70,7 +70,7 @@ fn keys_that_other_programs_have_and_xtrain_lacks_are_explained() {
         let expected = format!("unknown key `{key}`; the number of processes is given to the command, ");
         assert!(said.starts_with(&expected), "{said}");
     }
-    let said = message("model", "tensor_parallel_size = 2");
+    let said = message("model", "context_parallel_size = 2");
     assert_message("keys that other programs have and xtrain lacks are explained", &said);
     let said = message("parallel", "reshard_after_forward = true");
     assert!(
@@ -85,7 +85,7 @@ fn keys_that_other_programs_have_and_xtrain_lacks_are_explained() {
     );
     assert_message(
         "keys that other programs have and xtrain lacks are explained, 3",
-        message("parallel", "tensor_parallel = 2"),
+        message("parallel", "context_parallel = 2"),
     );
     assert_message(
         "keys that other programs have and xtrain lacks are explained, 4",

@@ -99,6 +99,7 @@ check_numerics = false
 shard = \"none\"
 replicas = 1
 expert = 1
+tensor = 1
 pipeline = 1
 pipeline_split = []
 reduce = \"same-world\"

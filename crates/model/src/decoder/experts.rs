@@ -42,7 +42,7 @@ impl Trace<'_> {
     /// The experts of a block. The rows of tokens by experts are a ragged tensor
     /// ([`xtrain_ops::dispatch`]).
     pub(super) fn experts(&mut self, t: &mut Tracer, e: &Experts, x: ValueId) -> Result<ValueId, TraceError> {
-        let tokens = self.batch.tokens();
+        let tokens = self.own_tokens();
         let router = self.parameter(t, ROUTER, "weight");
         let logits = t.site(ROUTER).apply(UnroundedLinear { in_fp8: false }, &[x, router])?[0];
         let mut inputs = vec![logits];
@@ -116,7 +116,7 @@ impl Trace<'_> {
         e: &Experts,
         [x, logits, gates, ids]: [ValueId; 4],
     ) -> Result<Dispatched, TraceError> {
-        let tokens = self.batch.tokens();
+        let tokens = self.own_tokens();
         t.site("mlp.dispatch");
         let Some(sharing) = self.sharing(e) else {
             let outputs = t.apply(e.dispatch(tokens, self.context.expert_ranks()), &[ids])?;
@@ -162,6 +162,7 @@ impl Trace<'_> {
         [logits, ids, counts]: [ValueId; 3],
     ) -> Result<(), TraceError> {
         let Some(Balancing { loss_weight, z_weight, .. }) = self.balancing else { return Ok(()) };
+        let of_batch = self.counts_of_batch(t, e, ids, counts)?;
         let inv_tokens = t.input(io::INV_TOKENS, TensorType::new(DType::F32, []));
         let blocks = self.model.layers.iter().filter(|layer| layer.feed_forward.experts().is_some()).count();
         let op = RouterLosses {
@@ -169,10 +170,27 @@ impl Trace<'_> {
             balance_weight: loss_weight / blocks as f32,
             z_weight: z_weight / blocks as f32,
         };
-        let losses = t.site("mlp.router_losses").apply(op, &[logits, ids, counts, inv_tokens])?;
+        let losses = t.site("mlp.router_losses").apply(op, &[logits, ids, of_batch, inv_tokens])?;
         t.output(&io::router_objective(self.block.unwrap_or(0)), losses[0]);
         self.router_sums.extend([losses[1], losses[2], counts]);
         Ok(())
+    }
+
+    /// The loads of experts by all tokens of the micro-batch, given those by this rank's.
+    fn counts_of_batch(
+        &self,
+        t: &mut Tracer,
+        e: &Experts,
+        ids: ValueId,
+        counts: ValueId,
+    ) -> Result<ValueId, TraceError> {
+        let ranks = self.context.ranks();
+        if ranks.tensor == 1 {
+            return Ok(counts);
+        }
+        let gather = AllGather { groups: ranks.tensor_groups(), first: 0, rows: self.batch.tokens() };
+        let ids_all = t.site("mlp.router_losses").emit(gather, &[ids])?[0];
+        Ok(t.apply(CountExperts { experts: e.count }, &[ids_all])?[0])
     }
 
     /// A linear layer of experts, on rows by experts that begin at `starts`.
@@ -185,7 +203,7 @@ impl Trace<'_> {
     ) -> Result<ValueId, TraceError> {
         let Some(share) = linear.experts else { unreachable!("a linear layer of experts") };
         let ranks = self.context.expert_ranks();
-        let op = GroupedLinear::new(share.groups(self.batch.tokens(), ranks, self.fixed_routing));
+        let op = GroupedLinear::new(share.groups(self.own_tokens(), ranks, self.fixed_routing));
         let weight = self.parameter(t, linear.site, "weight");
         Ok(t.site(linear.site).apply(op, &[x, weight, starts])?[0])
     }

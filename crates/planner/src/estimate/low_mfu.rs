@@ -60,9 +60,12 @@ fn waited_for(planned: &Planned, timeline: &Timeline) -> String {
             format!("sums of gradients{often}{experts}")
         }
         Payload::Tokens => {
-            "tokens that travel to the experts of other GPUs; larger micro-batches, or fewer GPUs in parallel.expert, send fewer bytes \
-             for each GEMM"
-                .to_owned()
+            let (what, key) = match parallel.tensor {
+                1 => ("travel to the experts of other GPUs", "expert"),
+                _ => ("GPUs gather and send for parts of matrices", "tensor"),
+            };
+            let fewer = format!("fewer GPUs in parallel.{key}");
+            format!("tokens that {what}; larger micro-batches, or {fewer}, send fewer bytes for each GEMM")
         }
         Payload::Activations => {
             "activations and gradients that stages of the pipeline send each other; fewer stages, or more blocks in each, send fewer bytes for \
@@ -136,7 +139,7 @@ fn computing(planned: &Planned, program: &Program, rates: &Rates) -> Option<Stri
     if at_best < SMALL * gemms {
         let why = match experts {
             Some(experts) if experts_lost > (gemms - at_best) / 2.0 => {
-                let of_each = spec.batch.tokens() * experts.router.top_k / experts.count;
+                let of_each = spec.own_tokens() * experts.router.top_k / experts.count;
                 format!(
                     "those of each of {} experts have about {} of the {tokens} tokens of a micro-batch",
                     experts.count,

@@ -204,22 +204,23 @@ impl Network {
         Spread { ranks, on_node }
     }
 
-    /// A warning about a run of `world_size` ranks in which ranks that share experts are on several nodes:
-    /// the bandwidths between these, and the largest `parallel.expert` that keeps them on one.
-    pub fn warning_of_experts(&self, experts: Groups, world_size: usize) -> Option<String> {
-        if self.spread(experts, world_size).is_on_one_node() {
+    /// A warning about a run of `world_size` ranks in which ranks that share tokens are on several nodes: the
+    /// bandwidths between these, and the largest value of the key of `[parallel]`, `expert` or `tensor`, that
+    /// keeps them on one.
+    pub fn warning_of_distance(&self, key: &str, groups: Groups, world_size: usize) -> Option<String> {
+        if self.spread(groups, world_size).is_on_one_node() {
             return None;
         }
-        let rate = |collective| Rate(self.bandwidth(collective, experts, world_size));
+        let rate = |collective| Rate(self.bandwidth(collective, groups, world_size));
         let (there, back) = (Collective::AllGather { first: 0 }, Collective::AllToAll { first: 0 });
         Some(format!(
-            "the {} ranks that share experts are on several nodes, so tokens travel at {} to them and at {} back, instead of {}; \
-             parallel.expert = {} keeps them on one node",
-            experts.size,
+            "the {} ranks of parallel.{key} are on several nodes, so tokens travel at {} to them and at {} back, instead of {}; \
+             parallel.{key} = {} keeps them on one node",
+            groups.size,
             rate(there),
             rate(back),
             Rate(self.within_node),
-            greatest_common_divisor(experts.size, self.ranks_per_node)
+            greatest_common_divisor(groups.size, self.ranks_per_node)
         ))
     }
 
@@ -360,9 +361,10 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_share_experts_are_warned_of_slow_connections() {
+    fn ranks_that_share_tokens_are_warned_of_slow_connections() {
         let network = plain(330e9, 48e9, 8);
-        let warning = |expert, ranks| network.warning_of_experts(Groups { size: expert, stride: 1 }, ranks);
+        let warning =
+            |expert, ranks| network.warning_of_distance("expert", Groups { size: expert, stride: 1 }, ranks);
         for (expert, ranks) in [(1, 64), (2, 64), (8, 64), (4, 8), (6, 6)] {
             assert_eq!(warning(expert, ranks), None, "{expert} of {ranks}");
         }
@@ -370,7 +372,7 @@ mod tests {
         assert_eq!(
             warning(16, 64).as_deref(),
             Some(
-                "the 16 ranks that share experts are on several nodes, so tokens travel at 330 GB/s to them and at 90.0 GB/s back, \
+                "the 16 ranks of parallel.expert are on several nodes, so tokens travel at 330 GB/s to them and at 90.0 GB/s back, \
                  instead of 330 GB/s; parallel.expert = 8 keeps them on one node"
             )
         );

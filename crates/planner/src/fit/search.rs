@@ -165,16 +165,21 @@ impl Search<'_> {
     /// state divided among all: a power of two, or a number of whole nodes that shares the batch evenly. A
     /// batch that is too small grows. And the largest number that the model can be divided among.
     fn gpus(&self, least: &TrainingSpec, bytes: u64) -> Result<(Option<MoreGpus>, usize), PlanError> {
-        let stages = least.parallel.pipeline;
-        let shares =
-            |count: &usize| self.step.batch_size.is_multiple_of(count / stages * least.batch.sequences);
+        let Parallel { rank: Rank { world_size, .. }, pipeline, expert, tensor, .. } = least.parallel;
+        let may_be = |count: &usize| {
+            *count > world_size
+                && count.is_multiple_of(pipeline * expert)
+                && count.is_multiple_of(pipeline * tensor)
+        };
+        // Sequences that ranks with different data have at a time.
+        let at_a_time = |count: usize| count / pipeline / tensor * least.batch.sequences;
+        let shares = |count: &usize| self.step.batch_size.is_multiple_of(at_a_time(*count));
         let more = |count: &usize| {
-            let is_round = count.is_power_of_two() || count.is_multiple_of(RANKS_PER_NODE) && shares(count);
-            let Parallel { rank: Rank { world_size, .. }, expert, .. } = least.parallel;
-            is_round && *count > world_size && count.is_multiple_of(stages * expert)
+            may_be(count)
+                && (count.is_power_of_two() || count.is_multiple_of(RANKS_PER_NODE) && shares(count))
         };
         let of_ranks = |count: usize| -> Result<MoreGpus, PlanError> {
-            let grown = self.step.batch_size.next_multiple_of(count / stages * least.batch.sequences);
+            let grown = self.step.batch_size.next_multiple_of(at_a_time(count));
             let parallel = Parallel {
                 rank: Rank { world_size: count, ..least.parallel.rank },
                 replicas: 1,

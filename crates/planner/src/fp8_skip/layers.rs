@@ -14,14 +14,14 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
 use xtrain_model::decoder::{Loss, io};
-use xtrain_model::{Architecture, FeedForward, Fp8Overrides, GemmPattern, Layer, PipelineStage};
+use xtrain_model::{Architecture, FeedForward, Fp8Overrides, GemmPattern, Layer, Mixer};
 use xtrain_ops::registry::kernel_sources;
 use xtrain_ops::route::Router;
 use xtrain_program::{Instance, Parallel};
 use xtrain_runtime::{Checks, Engine, Part, ProgramId, TimedWork, Timing};
 use xtrain_step::engine::Processor;
 use xtrain_step::error::LearnError;
-use xtrain_step::layout::Layout;
+use xtrain_step::layout::{BatchShare, Layout};
 use xtrain_step::learner::{draws, feed};
 use xtrain_step::programs;
 use xtrain_step::random_batch::random_batch;
@@ -83,7 +83,7 @@ impl Blocks {
     /// The blocks of a run. Settings that do not affect the time of its layers are normalised, so that other
     /// runs find the measurement.
     pub(super) fn new(spec: &TrainingSpec, micro_steps: usize) -> Blocks {
-        let blocks = with_experts_of_a_rank(neighbours(&spec.model), spec.parallel.expert);
+        let blocks = with_parts_of_a_rank(neighbours(&spec.model), &spec.parallel);
         let model = Architecture { vocab_size: VOCABULARY, ..blocks };
         let fp8 = Fp8Overrides {
             pow2_scales: spec.fp8.pow2_scales,
@@ -255,9 +255,10 @@ impl Blocks {
     /// Writes the inputs of a step.
     fn feed(&self, engine: &mut dyn Engine, id: ProgramId, n: usize) -> Result<(), LearnError> {
         let batch = random_batch(&self.spec, n as u32);
-        feed(engine, id, &batch, self.spec.document_mask, batch.counts(), PipelineStage::WHOLE)?;
+        let share = BatchShare::whole(batch.tokens.len());
+        feed(engine, id, &batch, self.spec.document_mask, batch.counts(), &share)?;
         if self.spec.dropout > 0.0 {
-            let draws = draws(&self.spec, 0, n as u64, 0);
+            let draws = draws(0, n as u64, 0);
             engine.write_input(id, io::RNG, bytemuck::cast_slice(&draws))?;
         }
         // Learning rate 0: the masters, which all programs share, do not change.
@@ -301,14 +302,24 @@ fn neighbours(model: &Architecture) -> Architecture {
     found.unwrap_or_else(|| model.truncated(BLOCKS))
 }
 
-/// The model with the experts that each of so many ranks has. Their rows are as many as on a rank whose
-/// experts have the mean load, unless a token has more experts than a rank.
-fn with_experts_of_a_rank(mut model: Architecture, ranks: usize) -> Architecture {
-    for layer in model.layers.iter_mut().filter(|_| ranks > 1) {
-        if let FeedForward::Experts(experts) = &mut layer.feed_forward {
-            experts.count /= ranks;
-            let top_k = experts.router.top_k.min(experts.count);
-            experts.router = Router { top_k, groups: 1, top_groups: 1, ..experts.router };
+/// The model with the experts and the parts of matrices that each rank has. Rows of experts are as many as on
+/// a rank whose experts have the mean load, unless a token has more experts than a rank.
+fn with_parts_of_a_rank(mut model: Architecture, parallel: &Parallel) -> Architecture {
+    for layer in &mut model.layers {
+        let Mixer::Attention(attention) = &mut layer.mixer;
+        (attention.heads, attention.kv_heads) =
+            (attention.heads / parallel.tensor, attention.kv_heads / parallel.tensor);
+        match &mut layer.feed_forward {
+            FeedForward::Dense(mlp) => mlp.width /= parallel.tensor,
+            FeedForward::Experts(experts) => {
+                experts.shared.iter_mut().for_each(|shared| shared.width /= parallel.tensor);
+                if parallel.expert == 1 {
+                    continue;
+                }
+                experts.count /= parallel.expert;
+                let top_k = experts.router.top_k.min(experts.count);
+                experts.router = Router { top_k, groups: 1, top_groups: 1, ..experts.router };
+            }
         }
     }
     model

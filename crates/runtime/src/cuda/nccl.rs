@@ -22,6 +22,7 @@ pub fn groups_of_run(parallel: &Parallel) -> Vec<Groups> {
         parallel.replica_groups(),
         parallel.expert_groups(),
         parallel.expert_shard_groups(),
+        parallel.tensor_groups(),
     ];
     let mut kinds: Vec<Groups> = Vec::new();
     for groups in all {

@@ -140,28 +140,28 @@ impl Generator {
     /// Processes tokens that fit.
     fn read(&mut self, weights: &mut Weights, tokens: &[u32]) -> Result<(), LearnError> {
         let begun = Instant::now();
-        let stage = weights.layout().stage();
-        let engine = weights.engine();
         let mut last = self.decode;
         for chunk in tokens.chunks(self.prefill_tokens) {
             let (id, width) =
                 if chunk.len() == 1 { (self.decode, 1) } else { (self.prefill, self.prefill_tokens) };
+            let share = weights.layout().share(width);
+            let engine = weights.engine();
             let mut ids = vec![0i32; width];
             ids.iter_mut().zip(chunk).for_each(|(i, &t)| *i = t as i32);
             let first = self.held.len();
             let positions: Vec<i32> = (first..first + width).map(|p| p as i32).collect();
-            if stage.is_first() {
-                engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&ids))?;
+            if share.stage.is_first() {
+                engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&share.of(&ids, 0)))?;
             }
             engine.write_input(id, io::POSITIONS, bytemuck::cast_slice(&positions))?;
-            if stage.is_last() {
+            if share.stage.is_last() {
                 engine.write_input(id, io::ROWS, bytemuck::bytes_of(&(chunk.len() as i32 - 1)))?;
             }
             engine.run(id, Part::Whole)?;
             self.held.extend(chunk);
             last = id;
         }
-        let outputs = engine.outputs(last)?;
+        let outputs = weights.engine().outputs(last)?;
         widen(self.dtype, outputs.get(io::LOGITS)?, &mut self.logits);
         let took = begun.elapsed().as_secs_f64();
         if tokens.len() == 1 {

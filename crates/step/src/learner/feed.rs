@@ -1,37 +1,37 @@
 //! Inputs of a program that reads a batch: tokens and the random key of dropout.
 
-use crate::training_spec::TrainingSpec;
-use xtrain_data::{Batch as TokenBatch, TokenCounts};
-use xtrain_model::PipelineStage;
+use crate::layout::BatchShare;
+use xtrain_data::{Batch as TokenBatch, IGNORED_TARGET, TokenCounts};
 use xtrain_model::decoder::io;
 use xtrain_runtime::{Engine, EngineError, ProgramId};
 
-/// Writes a batch into the inputs of a program, which computes this stage of the model. The loss is divided
-/// by the trained targets of `counts`, losses of routers by its inputs.
+/// Writes a batch into the inputs of a program, which computes this share of it. The loss is divided by the
+/// trained targets of `counts`, losses of routers by its inputs.
 pub fn feed(
     engine: &mut dyn Engine,
     id: ProgramId,
     batch: &TokenBatch,
     document_mask: bool,
     counts: TokenCounts,
-    stage: PipelineStage,
+    share: &BatchShare,
 ) -> Result<(), EngineError> {
-    if stage.is_first() {
-        engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&batch.tokens))?;
+    if share.stage.is_first() {
+        engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&share.of(&batch.tokens, 0)))?;
     }
     engine.write_input(id, io::POSITIONS, bytemuck::cast_slice(&batch.positions))?;
     if document_mask {
         engine.write_input(id, io::DOC_START, bytemuck::cast_slice(&batch.doc_start))?;
     }
     if engine.program(id).input(io::PADDING).is_some() {
-        engine.write_input(id, io::PADDING, bytemuck::cast_slice(&padding(batch)))?;
+        engine.write_input(id, io::PADDING, bytemuck::cast_slice(&share.of(&padding(batch), -1)))?;
     }
     let inverse = |count: u64| 1.0 / count.max(1) as f32;
     if engine.program(id).input(io::INV_TOKENS).is_some() {
         engine.write_input(id, io::INV_TOKENS, bytemuck::bytes_of(&inverse(counts.inputs)))?;
     }
-    if stage.is_last() {
-        engine.write_input(id, io::TARGETS, bytemuck::cast_slice(&batch.targets))?;
+    if share.stage.is_last() {
+        let targets = share.of(&batch.targets, IGNORED_TARGET);
+        engine.write_input(id, io::TARGETS, bytemuck::cast_slice(&targets))?;
         engine.write_input(id, io::INV_TARGETS, bytemuck::bytes_of(&inverse(counts.trained)))?;
     }
     Ok(())
@@ -46,8 +46,7 @@ fn padding(batch: &TokenBatch) -> Vec<i32> {
     padding
 }
 
-/// The Philox key of dropout in the `n`-th micro-batch of a step, those of all ranks counted.
-pub fn draws(spec: &TrainingSpec, seed: u64, step: u64, n: usize) -> [u32; 4] {
-    let first_token = n * spec.batch.sequences * spec.batch.seq_len;
+/// The Philox key of dropout in a step, for tokens from this one of the global batch on.
+pub fn draws(seed: u64, step: u64, first_token: usize) -> [u32; 4] {
     [seed as u32, (seed >> 32) as u32, step as u32, first_token as u32]
 }

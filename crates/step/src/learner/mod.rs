@@ -7,7 +7,7 @@ pub use feed::{draws, feed};
 pub use saturation::Saturated;
 
 use crate::error::LearnError;
-use crate::layout::Layout;
+use crate::layout::{BatchShare, Layout};
 use crate::programs;
 use crate::spans::span;
 use crate::training_spec::TrainingSpec;
@@ -327,8 +327,14 @@ impl Learner {
         }
         let of_tokens = |&source: &usize| std::iter::repeat_n(source as i32, self.spec.batch.seq_len);
         let tokens: Vec<i32> = sources.iter().flat_map(of_tokens).collect();
-        let train = self.current;
-        Ok(self.weights.engine().write_input(train, io::SOURCES, bytemuck::cast_slice(&tokens))?)
+        let (train, share) = (self.current, self.share());
+        let own = share.of(&tokens, 0);
+        Ok(self.weights.engine().write_input(train, io::SOURCES, bytemuck::cast_slice(&own))?)
+    }
+
+    /// The share of this rank in a micro-batch.
+    fn share(&self) -> BatchShare {
+        self.layout().share(self.spec.batch.tokens())
     }
 
     /// Launches the `n`-th of this rank's micro-batches of `step`, and after the last one the update. For n
@@ -392,11 +398,14 @@ impl Learner {
     /// Writes the inputs of the `n`-th of this rank's micro-batches of `step`.
     fn write_inputs(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
         let _inputs = span("write inputs");
+        let share = self.share();
         let (engine, train) = (self.weights.engine(), self.current);
-        feed(engine, train, batch, self.spec.document_mask, step.counts, self.spec.stage())?;
+        feed(engine, train, batch, self.spec.document_mask, step.counts, &share)?;
         if self.spec.dropout > 0.0 {
             let Rank { index, world_size } = self.spec.parallel.data_rank();
-            let draws = draws(&self.spec, self.seed, step.number, n * world_size + index);
+            let n = n * world_size + index;
+            let first = n * self.spec.batch.tokens() + share.tokens.start;
+            let draws = draws(self.seed, step.number, first);
             engine.write_input(train, io::RNG, bytemuck::cast_slice(&draws))?;
         }
         if self.spec.parallel.reduce.is_any_world() {

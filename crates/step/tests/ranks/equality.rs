@@ -31,8 +31,8 @@ fn worlds(ranks: &[(usize, usize)], reduce: Reduce) -> Vec<World> {
 pub(crate) fn assert_alike(world: &World, ranks: &[RankRun]) {
     for (n, rank) in ranks.iter().enumerate() {
         // The first rank of the stage.
-        let first = n / world.data_ranks() * world.data_ranks();
-        let twin = &ranks[first + (n - first) % (world.data_ranks() / world.replicas)];
+        let first = n / world.stage_ranks() * world.stage_ranks();
+        let twin = &ranks[first + (n - first) % (world.stage_ranks() / world.replicas)];
         assert!(rank.rows == twin.rows, "{world:?}: rank {n} has other rows than its replica");
         for (key, bytes) in &rank.saved {
             assert!(bytes == &twin.saved[key], "{world:?}: rank {n} has other bits in its rows of {key:?}");
@@ -41,6 +41,10 @@ pub(crate) fn assert_alike(world: &World, ranks: &[RankRun]) {
         assert_eq!(rank.results, ranks[0].results, "{world:?}: rank {n} reports other numbers");
         for (key, bytes) in &rank.shared {
             assert!(bytes == &ranks[first].shared[key], "{world:?}: rank {n} has other bits in {key:?}");
+        }
+        let first_of_part = first + (n - first) % world.tensor;
+        for (key, bytes) in &rank.of_parts {
+            assert!(bytes == &ranks[first_of_part].of_parts[key], "{world:?}: {n} has other bits in {key:?}");
         }
         assert_eq!(rank.memory[0], rank.memory[1], "{world:?}: memory of rank {n}, and its plan");
         let (sent, planned) = &rank.sent;
@@ -72,13 +76,15 @@ fn gradients_of_the_first_step_and_five_steps_are_near_one_process() {
 }
 
 pub(crate) fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
+    // Gradients of the norms of heads are much smaller than what they are sums of.
+    let bound = if world.tensor > 1 { 3e-6 } else { 1e-6 };
     let alone = World::alone(world.recipe, world.tied, world.data_ranks() * world.micro_steps);
-    let World { sources, layers, experts, expert_count, seq_len, text, .. } = *world;
-    let alone = World { sources, layers, experts, expert_count, seq_len, text, ..alone }.run();
+    let World { sources, layers, experts, expert_count, seq_len, text, kv_heads, .. } = *world;
+    let alone = World { sources, layers, experts, expert_count, seq_len, text, kv_heads, ..alone }.run();
     let expected = whole_gradients(&alone);
     for (name, gradient) in whole_gradients(world.first_replica(ranks)) {
         let error = relative(&gradient, &expected[&name]);
-        assert!(error < 1e-6, "{world:?}: {name} differs by {error:e}");
+        assert!(error < bound, "{world:?}: {name} differs by {error:e}");
     }
     for (step, (found, expected)) in ranks[0].results.iter().zip(&alone[0].results).enumerate() {
         let is_near = |x: f64, expected: f64| (x / expected - 1.0).abs() < 1e-5;

@@ -10,6 +10,7 @@ mod leaving;
 mod pipeline;
 mod programs;
 mod static_scales;
+mod tensor;
 mod traffic;
 mod unusual;
 mod wire;

@@ -1,6 +1,6 @@
 //! Runs of a few steps on several ranks, and what they leave.
 
-use crate::common::{built, freeze, random_batch, spec, wide};
+use crate::common::{built, freeze, in_documents, random_batch, spec, wide};
 use crate::counting::{Counting, Sent};
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -15,7 +15,7 @@ use xtrain_rank::Rank;
 use xtrain_runtime::{Checks, CpuEngine, Ticket};
 use xtrain_step::engine::Target;
 use xtrain_step::error::LearnError;
-use xtrain_step::layout::HeldRows;
+use xtrain_step::layout::{HeldRows, Twins};
 use xtrain_step::learner::{Learner, Step, StepResult};
 use xtrain_step::training_spec::TrainingSpec;
 use xtrain_step::{programs, training_spec};
@@ -27,7 +27,14 @@ pub(crate) const STEPS: usize = 5;
 /// A model of sizes that FP8 takes. Weights of the feed-forward consist of several blocks of 128 rows. With a
 /// family of experts, each token passes through 2 of so many, and in a family that has it one that all share.
 /// Outputs of experts are 128 and `dim`.
-fn model(tied: bool, layers: usize, experts: Option<Family>, count: usize, dim: usize) -> Architecture {
+fn model(
+    tied: bool,
+    layers: usize,
+    experts: Option<Family>,
+    count: usize,
+    dim: usize,
+    kv_heads: usize,
+) -> Architecture {
     let mixture = |family: Family| Mixture {
         count,
         ffn_dim: 64,
@@ -40,10 +47,11 @@ fn model(tied: bool, layers: usize, experts: Option<Family>, count: usize, dim: 
         mixture: experts.map(mixture),
         dim,
         layers,
-        heads: 2,
-        kv_heads: 1,
+        heads: 2 * kv_heads,
+        kv_heads,
         head_dim: 16,
-        ffn_dim: 208,
+        // Parts of tensor ranks are of sizes that FP8 takes, too.
+        ffn_dim: if kv_heads > 1 { 256 } else { 208 },
         tie_embeddings: tied,
         qkv_bias: true,
         ..wide()
@@ -108,6 +116,10 @@ pub(crate) struct World {
     pub(crate) expert_count: usize,
     /// Ranks that share experts.
     pub(crate) expert: usize,
+    /// Ranks that compute the same tokens in parts.
+    pub(crate) tensor: usize,
+    /// Key/value heads, half of the heads.
+    pub(crate) kv_heads: usize,
     /// True if tokens travel to their experts in FP8.
     pub(crate) wire: bool,
     pub(crate) recompute: Recompute,
@@ -130,6 +142,8 @@ pub(crate) enum Text {
     Equal,
     /// Every other micro-batch has no target.
     Padding,
+    /// Sequences of several documents, within which attention stays.
+    Documents,
 }
 
 /// Scales that do not change in a run.
@@ -164,6 +178,8 @@ pub(crate) struct RankRun {
     pub(crate) first_gradients: BTreeMap<String, Vec<f32>>,
     /// State that all ranks have in the same bits at the end.
     pub(crate) shared: State,
+    /// State that ranks with the same parts of matrices have in the same bits at the end.
+    pub(crate) of_parts: State,
     /// State of checkpoints at the end: all rows, or those of this rank.
     pub(crate) saved: State,
     /// Bytes of a row, and the rows of this rank, of each state value of which it has a part.
@@ -199,6 +215,8 @@ impl World {
             experts: None,
             expert_count: 3,
             expert: 1,
+            tensor: 1,
+            kv_heads: 1,
             wire: false,
             recompute: Recompute::None,
             capacity: None,
@@ -221,6 +239,7 @@ impl World {
             pipeline: self.pipeline,
             replicas: self.replicas,
             expert: self.expert,
+            tensor: self.tensor,
             shard: self.shard,
             reduce: self.reduce,
             tree_micro_steps: if self.reduce.is_any_world() { self.micro_steps } else { 1 },
@@ -231,12 +250,13 @@ impl World {
         // Blocks of weights do not cross experts.
         let has_blocks = self.experts.is_some() && self.recipe == Recipe::Fp8Block;
         let dim = if has_blocks { TILE } else { 48 };
-        let model = model(self.tied, self.layers, self.experts, self.expert_count, dim);
+        let model = model(self.tied, self.layers, self.experts, self.expert_count, dim, self.kv_heads);
         let spec = training_spec::TrainingSpec { parallel, ..spec(model, self.batch()) };
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
         let (recipe, recompute) = (self.recipe, self.recompute);
         let mut spec = TrainingSpec { recipe, recompute, dropout: 0.1, ..spec };
         spec.fp8.wire = self.wire;
+        spec.document_mask = self.text == Text::Documents;
         spec.loss.sources = self.sources;
         if self.pipeline > 1 {
             let count =
@@ -257,9 +277,14 @@ impl World {
         spec
     }
 
+    /// Ranks of a stage.
+    pub(crate) fn stage_ranks(&self) -> usize {
+        self.ranks / self.pipeline
+    }
+
     /// Ranks with different data.
     pub(crate) fn data_ranks(&self) -> usize {
-        self.ranks / self.pipeline
+        self.stage_ranks() / self.tensor
     }
 
     /// The ranks of the first replica of a pipeline of one stage, which have all rows.
@@ -320,9 +345,9 @@ impl World {
         let sent = (sent, planned_sent);
         let applied = learner.read_state(StateKind::Counter, "applied").expect("a counter");
         let applied = u32::from_le_bytes(applied.try_into().expect("four bytes"));
-        let (shared, saved, rows) = state(&mut learner);
+        let (shared, of_parts, saved, rows) = state(&mut learner);
         let has_grown = learner.spec().capacity != spec.capacity;
-        RankRun { results, applied, first_gradients, shared, saved, rows, memory, sent, has_grown }
+        RankRun { results, applied, first_gradients, shared, of_parts, saved, rows, memory, sent, has_grown }
     }
 
     /// The learner of a rank, whose weights are zeros and whose lanes run in an order by the seed.
@@ -371,6 +396,7 @@ impl World {
             seeds.map(|seed| random_batch(self.batch(), vocabulary, seed as u64)).collect();
         match self.text {
             Text::Random => {}
+            Text::Documents => batches = batches.into_iter().map(in_documents).collect(),
             Text::Equal => {
                 let tokens = batches.iter_mut().flat_map(|batch| batch.tokens.iter_mut().enumerate());
                 tokens.filter(|(n, _)| n % 10 != 0).for_each(|(_, token)| *token = 3);
@@ -410,9 +436,11 @@ fn gradients(learner: &mut Learner) -> BTreeMap<String, Vec<f32>> {
     names.into_iter().map(&mut gradient).collect()
 }
 
-/// The state that ranks share, what checkpoints contain, and the rows of the latter that this rank has.
-fn state(learner: &mut Learner) -> (State, State, BTreeMap<(StateKind, String), HeldRows>) {
-    let (mut shared, mut saved, mut rows) = (State::new(), State::new(), BTreeMap::new());
+/// The state that all ranks share, that of parts of matrices, what checkpoints contain, and the rows of the
+/// latter that this rank has.
+fn state(learner: &mut Learner) -> (State, State, State, BTreeMap<(StateKind, String), HeldRows>) {
+    let [mut shared, mut of_parts, mut saved] = [(); 3].map(|()| State::new());
+    let mut rows = BTreeMap::new();
     let entries = learner.weights().engine().state_entries();
     for entry in entries {
         let bytes = learner.read_state(entry.kind, &entry.name).expect("state");
@@ -431,15 +459,17 @@ fn state(learner: &mut Learner) -> (State, State, BTreeMap<(StateKind, String), 
         );
         // With cut weights, copies are rows too.
         let is_shared = is_shared && (entry.kind != StateKind::Compute || !learner.layout().cuts_weights());
-        if is_shared && learner.layout().is_alike(entry.kind, &entry.name) {
-            shared.insert(key.clone(), bytes.clone());
-        }
+        match learner.layout().twins(entry.kind, &entry.name) {
+            Twins::All if is_shared => shared.insert(key.clone(), bytes.clone()),
+            Twins::OfPart if is_shared => of_parts.insert(key.clone(), bytes.clone()),
+            _ => None,
+        };
         if entry.kind.is_saved() {
             saved.insert(key.clone(), bytes);
         }
         rows.extend(held.map(|held| (key, held)));
     }
-    (shared, saved, rows)
+    (shared, of_parts, saved, rows)
 }
 
 /// The pieces of ranks in the order of rows, those that several ranks have once.

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::time::Duration;
 use xtrain_program::StateKind;
 use xtrain_runtime::StateEntry;
+use xtrain_step::layout::Twins;
 use xtrain_step::learner::{IN_FLIGHT, StepResult};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -110,15 +111,13 @@ impl Run {
         let checksums = self.checksums()?;
         let all = self.process_group.gather(&checksums);
         let all = all.map_err(|error| exchange_error(self.position.step, "comparison of states", error))?;
-        let twin = |rank: usize| self.learner.layout().first_with_rows_of(rank);
-        // The first rank of a stage has what all of its ranks hold. Copies that are gathered from wrong rows
-        // differ too, so rows come first.
-        let other_row = |(rank, row): (usize, &Vec<u64>)| row[1] != all[twin(rank)][1];
-        let first = |rank: usize| self.learner.layout().first_of_stage(rank);
-        let other_copy = |(rank, row): (usize, &Vec<u64>)| row[0] != all[first(rank)][0];
-        let of_rows = all.iter().enumerate().position(other_row).map(|rank| (rank, twin(rank)));
-        let of_copies = || all.iter().enumerate().position(other_copy).map(|rank| (rank, first(rank)));
-        match of_rows.or_else(of_copies) {
+        let layout = self.learner.layout();
+        let different = |(n, twins): (usize, Twins)| {
+            let first = |rank: usize| layout.first_twin(twins, rank);
+            let differs = |rank: &usize| all[*rank][n] != all[first(*rank)][n];
+            (0..all.len()).find(differs).map(|rank| (rank, first(rank)))
+        };
+        match Twins::ALL.into_iter().enumerate().find_map(different) {
             None => Ok(()),
             Some((rank, other)) => Err(RunError::Diverged(format!(
                 "after step {} the weights of rank {rank} differ from those of rank {other}, which must be equal: a device or its \
@@ -128,24 +127,27 @@ impl Run {
         }
     }
 
-    /// Checksums of the next part of the state that ranks hold alike: of what all hold, and of what a rank
-    /// has its rows or its experts of, if others have the same.
-    fn checksums(&mut self) -> Result<[u64; 2], RunError> {
+    /// Checksums of the next part of the state that other ranks hold alike, for each of [`Twins::ALL`].
+    fn checksums(&mut self) -> Result<[u64; 3], RunError> {
         let mut entries = self.learner.weights().engine().state_entries();
         let layout = self.learner.layout();
-        let has_twins = (0..layout.parallel().rank.world_size).any(|n| layout.first_with_rows_of(n) != n);
-        let is_of_rows = |entry: &StateEntry| !layout.is_alike(entry.kind, &entry.name);
+        let ranks = 0..layout.parallel().rank.world_size;
+        let has_twins = Twins::ALL.map(|twins| ranks.clone().any(|n| layout.first_twin(twins, n) != n));
+        let place = |entry: &StateEntry| {
+            let twins = layout.twins(entry.kind, &entry.name);
+            Twins::ALL.iter().position(|of| *of == twins).unwrap_or(0)
+        };
         let is_compared = |entry: &StateEntry| match entry.kind {
             StateKind::Compute | StateKind::Gathered => layout.cuts_state() && !layout.cuts_weights(),
             StateKind::Master | StateKind::Counter | StateKind::Scale => true,
             _ => false,
         };
-        entries.retain(|entry| is_compared(entry) && (has_twins || !is_of_rows(entry)));
-        let of_rows: Vec<bool> = entries.iter().map(is_of_rows).collect();
+        entries.retain(|entry| is_compared(entry) && has_twins[place(entry)]);
+        let places: Vec<usize> = entries.iter().map(place).collect();
         let sizes: Vec<usize> = entries.iter().map(|entry| entry.ty.bytes()).collect();
-        let mut hashes = [Xxh3::new(), Xxh3::new()];
+        let mut hashes = [Xxh3::new(), Xxh3::new(), Xxh3::new()];
         for (value, part) in self.together.compared.advance(&sizes, COMPARED_BYTES) {
-            let hash = &mut hashes[usize::from(of_rows[value])];
+            let hash = &mut hashes[places[value]];
             hash.update(&self.learner.read_state_part(&entries[value], part)?);
         }
         Ok(hashes.map(|hash| hash.digest()))

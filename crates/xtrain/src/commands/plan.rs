@@ -8,7 +8,7 @@ use std::path::Path;
 use xtrain_config::Device::Auto;
 use xtrain_config::{Config, ConfigErrors, Override, ParallelConfig, Parsed};
 use xtrain_planner::advice::Planner;
-use xtrain_planner::describe::warn_of_distant_experts;
+use xtrain_planner::describe::warn_of_distant_ranks;
 use xtrain_planner::estimate::Device;
 use xtrain_planner::planned::Planned;
 use xtrain_planner::routed::RoutedStep;
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let timeline = shown.map(|shown| shown.timeline.clone());
     let planned = shown.map_or(planned, |shown| shown.planned.clone());
     if let Some(device) = &device {
-        warn_of_distant_experts(&planned.spec, &device.network);
+        warn_of_distant_ranks(&planned.spec, &device.network);
     }
     if let Some(path) = &args.svg {
         let (Some(device), Some(timeline)) = (&device, &timeline) else {

@@ -188,7 +188,7 @@ fn experts(planned: &Planned) -> String {
     let (spec, config) = (&planned.spec, &planned.resolved.config.experts);
     let all = || spec.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
     let Some(experts) = all().next() else { return String::new() };
-    let (tokens, chosen, ranks) = (spec.batch.tokens(), experts.router.top_k, spec.expert_ranks());
+    let (tokens, chosen, ranks) = (spec.own_tokens(), experts.router.top_k, spec.expert_ranks());
     let rows = tokens * chosen;
     let balance = match config.balance {
         Some(Balance::Loss) => format!("loss, weight {}", config.balance_loss.unwrap_or_default()),

@@ -24,8 +24,8 @@ pub(crate) fn json(planned: &Planned, answer: &Answer<'_>, tables: &Tables<'_>) 
             "count": experts.count,
             "per_token": experts.router.top_k,
             "of_a_rank": experts.count / ranks.count,
-            "allocated_rows": experts.ragged_rows(spec.batch.tokens(), ranks),
-            "mean_rows": spec.batch.tokens() * experts.router.top_k,
+            "allocated_rows": experts.ragged_rows(spec.own_tokens(), ranks),
+            "mean_rows": spec.own_tokens() * experts.router.top_k,
             "room": RowRoom::from_spec(spec),
         })
     });

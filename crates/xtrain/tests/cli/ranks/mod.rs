@@ -9,6 +9,7 @@ mod launching;
 mod limits;
 mod pipeline;
 mod resuming;
+mod tensor;
 
 use crate::place::{Place, Ran, assert_same_file};
 use crate::resume::recorded;
@@ -87,7 +88,8 @@ fn assert_parts_are_whole(place: &Place, sets: &str, steps: usize) {
 /// Asserts that the run `out` on several ranks has the losses of the run "one" in one process, a sample and
 /// the files of its export, and that other commands take its checkpoint.
 fn assert_like_one_process(place: &Place, out: &str) {
-    for (kind, key) in [("step", "loss"), ("step", "grad_norm"), ("eval", "loss")] {
+    for (kind, key) in [("step", "loss"), ("step", "grad_norm"), ("eval", "loss"), ("eval", "token_accuracy")]
+    {
         let [ours, alone] = [out, "one"].map(|out| numbers(place, out, kind, key));
         assert_near(&ours, &alone, 1e-5);
     }

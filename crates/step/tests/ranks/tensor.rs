@@ -1,0 +1,129 @@
+//! Ranks of a tensor group: near one process, in the same bits again, with state cut in each way.
+
+use crate::common::relative;
+use crate::equality::{assert_alike, assert_near_one_process};
+use crate::world::{RankRun, Text, World, sample, whole, whole_gradients};
+use xtrain_model::{Family, Recipe};
+use xtrain_program::{Gather, Recompute, Reduce, Shard};
+use xtrain_tensor::DType;
+
+/// Worlds of so many ranks, tensor ranks and replicas, with each cut of state.
+fn worlds(recipe: Recipe) -> Vec<World> {
+    let recomputes = [Recompute::None, Recompute::Norms, Recompute::Block];
+    let mut all = Vec::new();
+    for (case, (ranks, tensor, replicas)) in
+        [(2, 2, 1), (4, 4, 1), (4, 2, 1), (4, 2, 2), (8, 2, 2)].into_iter().enumerate()
+    {
+        for (n, shard) in [Shard::Optimizer, Shard::Gradients, Shard::Weights].into_iter().enumerate() {
+            let alone = World::alone(recipe, (case + n) % 2 == 0, 1 + n % 2);
+            // Of 14 tokens, the last of four ranks has fewer than the others.
+            let (sources, seq_len, kv_heads) = ([2, 0][n % 2], if tensor == 4 { 7 } else { 16 }, 4);
+            let (recompute, text) = (recomputes[(case + n) % 3], [Text::Documents, Text::Random][n % 2]);
+            let state = World { ranks, tensor, replicas, shard, recompute, ..alone };
+            all.push(World { kv_heads, sources, seq_len, text, ..state });
+        }
+    }
+    all
+}
+
+#[test]
+fn tensor_ranks_are_near_one_process() {
+    for world in worlds(Recipe::Fp32) {
+        let ranks = world.run();
+        assert_alike(&world, &ranks);
+        assert_near_one_process(&world, &ranks);
+    }
+}
+
+#[test]
+fn tensor_ranks_repeat_to_the_bit_in_other_orders_of_lanes() {
+    for world in worlds(Recipe::Bf16).into_iter().step_by(2) {
+        let first = world.run();
+        assert_alike(&world, &first);
+        let again = World { orders: 1, ..world }.run();
+        assert!(whole(&again) == whole(&first), "{world:?}: other bits");
+    }
+}
+
+/// In FP8, products of parts have other scales, or other sums.
+#[test]
+fn tensor_ranks_are_near_one_process_in_low_precision() {
+    for recipe in [Recipe::Bf16, Recipe::Fp8Delayed, Recipe::Fp8Current, Recipe::Fp8Row, Recipe::Fp8Block] {
+        for world in sample(worlds(recipe), 6) {
+            let ranks = world.run();
+            assert_alike(&world, &ranks);
+            assert_nearly(&world, &ranks, if recipe == Recipe::Bf16 { [2e-2, 2e-3] } else { [0.25, 2e-2] });
+        }
+    }
+}
+
+/// Experts have the tokens of each rank; ranks share them, too, whatever tensor group they are in.
+#[test]
+fn mixtures_on_tensor_ranks_are_near_one_process() {
+    for (n, experts) in [Family::MIXTRAL, Family::QWEN3_MOE, Family::DOTS1].into_iter().enumerate() {
+        for (case, (ranks, tensor, expert)) in
+            [(4, 4, 1), (2, 2, 2), (4, 2, 4), (4, 4, 2), (8, 2, 2)].into_iter().enumerate()
+        {
+            let shard = [Shard::Optimizer, Shard::Gradients, Shard::Weights][(n + case) % 3];
+            // With padding after the tokens of the last rank, or with a room that is too small.
+            let (seq_len, capacity) = [(7, None), (64, Some(1.0))][(n + case) % 2];
+            let recompute = [Recompute::Block, Recompute::None][case % 2];
+            let alone =
+                World { seq_len, kv_heads: 4, expert_count: 4, ..World::alone(Recipe::Fp32, false, 2) };
+            let state = World { ranks, tensor, expert, shard, recompute, capacity, ..alone };
+            let world = World { experts: Some(experts), text: Text::Documents, ..state };
+            let ranks = world.run();
+            assert_alike(&world, &ranks);
+            assert_near_one_process(&world, &ranks);
+        }
+    }
+}
+
+/// The stages of a pipeline, with the tokens of a rank of each tensor group.
+#[test]
+fn stages_of_tensor_ranks_are_near_one_process() {
+    for world in worlds(Recipe::Fp32) {
+        let world = World { pipeline: 2, ranks: 2 * world.ranks, layers: 3, micro_steps: 3, ..world };
+        let ranks = world.run();
+        assert_alike(&world, &ranks);
+        assert_near_one_process(&world, &ranks);
+    }
+}
+
+/// Sums by the communicator, sums in bf16, FP8 weights that are cast from other gathers, tokens in FP8.
+#[test]
+fn other_ways_to_exchange_are_near_one_process() {
+    let alone = World { kv_heads: 4, ..World::alone(Recipe::Bf16, true, 2) };
+    let world = World { ranks: 4, tensor: 2, shard: Shard::Weights, ..alone };
+    let fp8 = World { recipe: Recipe::Fp8Block, ..world };
+    let mixture = World { experts: Some(Family::QWEN3_MOE), expert_count: 4, seq_len: 64, ..world };
+    for world in [
+        World { reduce: Reduce::Fast, ..world },
+        World { reduce_dtype: DType::BF16, shard: Shard::Gradients, ..world },
+        World { gather: Gather::Fp32, ..fp8 },
+        World { gather: Gather::Bf16, ..fp8 },
+        World { gather: Gather::Bf16, shard: Shard::Optimizer, ..fp8 },
+        World { recipe: Recipe::Fp8Delayed, expert: 2, wire: true, ..mixture },
+        World { ranks: 8, pipeline: 2, expert: 4, micro_steps: 3, ..mixture },
+    ] {
+        let ranks = world.run();
+        assert_alike(&world, &ranks);
+        assert_nearly(&world, &ranks, [0.25, 2e-2]);
+    }
+}
+
+/// Fails unless gradients of the first step, of all parameters together, and losses are this near.
+fn assert_nearly(world: &World, ranks: &[RankRun], [of_gradients, of_losses]: [f64; 2]) {
+    let one = World { micro_steps: world.data_ranks() * world.micro_steps, ..*world };
+    let one = World { ranks: 1, pipeline: 1, tensor: 1, expert: 1, replicas: 1, shard: Shard::None, ..one };
+    let one =
+        World { reduce: Reduce::SameWorld, reduce_dtype: DType::F32, gather: Gather::Auto, ..one }.run();
+    let all = |of: &[RankRun]| whole_gradients(of).into_values().flatten().collect::<Vec<f32>>();
+    let error = relative(&all(world.first_replica(ranks)), &all(&one));
+    assert!(error < of_gradients, "{world:?}: gradients differ by {error:e}");
+    for (found, expected) in ranks[0].results.iter().zip(&one[0].results) {
+        let error = (found.loss / expected.loss - 1.0).abs();
+        assert!(error < of_losses, "{world:?}: {} instead of {}", found.loss, expected.loss);
+    }
+    println!("{world:?}: gradients differ by {error:e}");
+}

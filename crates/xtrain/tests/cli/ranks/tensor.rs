@@ -1,0 +1,86 @@
+//! Ranks of a tensor group.
+
+use super::{as_ranks, assert_like_one_process, assert_near, assert_refused, numbers, train_in_parts};
+use crate::place::Place;
+
+/// A model of four heads, in batches of eight sequences.
+const HEADS: &str = "--set model.heads=4 --set model.kv_heads=4 --set model.ffn_dim=32 --set model.layers=3 --set train.batch_size=8 \
+                     --set train.micro_batch_size=1 --set schedule.kind=constant";
+
+/// A mesh: ranks, tensor ranks, stages, and the state that is cut.
+fn mesh((ranks, tensor, pipeline, shard): (usize, usize, usize, &str)) -> String {
+    format!(
+        "--ranks {ranks} --set parallel.tensor={tensor} --set parallel.pipeline={pipeline} --set parallel.shard={shard}"
+    )
+}
+
+#[test]
+fn tensor_ranks_evaluate_sample_and_export_like_one_process() {
+    let place = Place::new();
+    let sets = format!(
+        "{HEADS} --set train.steps=4 --set eval.every=2 --set eval.prompts=[\"the\"] --set model.dropout=0.1"
+    );
+    place.train("one", &sets);
+    for of in [
+        (2, 2, 1, "none"),
+        (4, 4, 1, "none"),
+        (4, 2, 1, "none"),
+        (4, 2, 1, "gradients"),
+        (4, 2, 1, "weights"),
+        (4, 2, 2, "optimizer"),
+    ] {
+        let out = format!("out-{}-{}-{}-{}", of.0, of.1, of.2, of.3);
+        place.train(&out, &format!("{sets} {}", mesh(of)));
+        assert_like_one_process(&place, &out);
+    }
+}
+
+/// State knows nothing of parts, so each mesh goes on where another one has stopped.
+#[test]
+fn a_run_goes_on_in_other_meshes() {
+    let place = Place::new();
+    let sets = format!("{HEADS} --set eval.at_end=false --set model.tie_embeddings=true");
+    place.train("one", &format!("{sets} --set train.steps=10"));
+    let meshes =
+        [(2, 2, 1, "none"), (1, 1, 1, "none"), (4, 4, 1, "weights"), (4, 2, 2, "none"), (2, 1, 1, "none")];
+    train_in_parts(&place, "parts", meshes.map(mesh), &sets);
+    for key in ["loss", "grad_norm"] {
+        let [parts, one] = ["parts", "one"].map(|out| numbers(&place, out, "step", key));
+        assert_near(&parts, &one, 1e-5);
+    }
+}
+
+#[test]
+fn tensor_ranks_that_cannot_be_are_refused_with_what_works() {
+    let place = Place::new();
+    let refused =
+        |options: &str, words: &[&str]| assert_refused(&place, &format!("{HEADS} {options}"), words);
+    refused("--ranks 4 --set parallel.tensor=3", &["4 ranks", "`tensor` = 3", "2"]);
+    refused(
+        "--ranks 2 --set parallel.tensor=2 --set parallel.pipeline=2",
+        &["1 ranks of a stage", "`tensor` = 2"],
+    );
+    refused("--ranks 2 --set parallel.tensor=4", &["2 ranks", "`tensor` = 4", "2"]);
+    refused(
+        "--ranks 8 --set parallel.tensor=8",
+        &["parallel.tensor = 8 must divide the 4 key/value heads", "is 4"],
+    );
+    refused(
+        "--ranks 4 --set parallel.tensor=4 --set model.ffn_dim=30",
+        &["the 30 columns of the feed-forward", "is 2"],
+    );
+    refused("--ranks 2 --set parallel.tensor=2 --set parallel.reduce=any-world", &["any-world", "yet"]);
+    refused("--ranks 2 --set parallel.tensor=0", &["parallel.tensor"]);
+    assert!(!place.exists("out"));
+}
+
+#[test]
+fn a_rank_with_other_parts_ends_all() {
+    let place = Place::new();
+    let same = format!("train run.toml --out out {HEADS} --set parallel.tensor=2");
+    let other = format!("train run.toml --out out {HEADS}");
+    for ran in as_ranks(&place, &[same, other]) {
+        ran.refuses(&["rank 1 (", "parallel.tensor"]);
+    }
+    assert!(!place.exists("out"));
+}

@@ -68,6 +68,16 @@ STAGE_MODES = [
     {"parallel.transport": "nccl", "parallel.shard": "weights"},
     {"parallel.transport": "copy", "train.recompute": "block"},
 ]
+# A model whose heads and columns up to four ranks cut into parts of sizes that FP8 takes, and settings of these ranks.
+TENSOR_MODEL = {"model.dim": "256", "model.heads": "8", "model.kv_heads": "4", "model.head_dim": "64", "model.ffn_dim": "512"}
+TENSOR_MODES = [
+    {"parallel.shard": "none"},
+    {"parallel.shard": "gradients", "train.recompute": "norms"},
+    {"parallel.shard": "weights", "train.recompute": "block"},
+    {"parallel.shard": "weights", "model.family": "qwen3_moe", "experts.count": "8", "experts.per_token": "2", "experts.ffn_dim": "128"},
+]
+# The largest difference of the last loss from that of one GPU, as a part of it.
+TENSOR_LOSS = {"fp32": 1e-4, "bf16": 5e-3, "fp8-delayed": 2e-2, "fp8-current": 2e-2, "fp8-row": 2e-2, "fp8-block": 2e-2}
 # The largest difference of the last loss from that of the default, as a part of it.
 FAST_LOSS = 5e-3
 # Seconds after a kill by which all processes must have ended.
@@ -185,6 +195,23 @@ def check_stages_of_the_same_world(place, checks):
         repeats_on_each_path(place, checks, settings, f"{gpus} stages in the default order")
 
 
+def check_tensor(place, checks, recipe):
+    """Ranks of a tensor group are near one GPU."""
+    gpus = place.options.gpus
+    for mode, tensor in itertools.product(TENSOR_MODES, {2, gpus}):
+        base = TENSOR_MODEL | {"precision.recipe": recipe} | mode
+        alone, found = place.train(base, 1), place.train(base | {"parallel.tensor": str(tensor)}, gpus)
+        near = abs(found[0][1] / alone[0][1] - 1) < TENSOR_LOSS[recipe]
+        checks.that(f"{recipe}: {tensor} tensor ranks on {gpus} GPUs, {named(mode)}, are near one GPU", near, f"{found} {alone}")
+
+
+def check_tensor_of_the_same_world(place, checks):
+    """They repeat to the bit, on each path between GPUs."""
+    for recipe, shard in itertools.product(("bf16", "fp8-block"), ("none", "weights")):
+        settings = TENSOR_MODEL | {"precision.recipe": recipe, "parallel.shard": shard, "parallel.tensor": str(place.options.gpus)}
+        repeats_on_each_path(place, checks, settings, f"{place.options.gpus} tensor ranks, shard {shard}")
+
+
 def check_same_world(place, checks):
     gpus = place.options.gpus
     for mode in OF_THE_SAME_WORLD:
@@ -253,7 +280,7 @@ def main():
     arguments.add_argument("--gpus", type=int, default=2)
     arguments.add_argument("--steps", type=int, default=20)
     arguments.add_argument("--recipes", default=",".join(RECIPES), help="separated by commas")
-    arguments.add_argument("--only", choices=["experts", "stages"], help="these checks alone")
+    arguments.add_argument("--only", choices=["experts", "stages", "tensor"], help="these checks alone")
     arguments.add_argument("--jobs", type=int, default=1, help="recipes at a time, on the same GPUs")
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of every run")
     options = arguments.parse_args()
@@ -265,6 +292,7 @@ def main():
         of_recipes = {
             "experts": (check_experts, EXPERT_RECIPES, check_experts_of_the_same_world),
             "stages": (check_stages, STAGE_RECIPES, check_stages_of_the_same_world),
+            "tensor": (check_tensor, RECIPES, check_tensor_of_the_same_world),
             None: (check_recipe, RECIPES, check_same_world),
         }
         for kind, (check, recipes, of_the_same_world) in of_recipes.items():

@@ -198,11 +198,11 @@ impl StepBench {
         }
         let rank = rank_of.map_or(process_group.rank(), |rank_of| Rank::first_of(rank_of.ranks));
         let planned = plan_for(&parsed, processor.target(), rank)?;
-        let mut measured = Device::new(&processor, planned.spec.recipe, rayon::current_num_threads());
+        let (threads, processes) = (rayon::current_num_threads(), process_group.processes_here());
+        let mut measured = Device::new(&processor, planned.spec.recipe, threads, processes);
         if !process_group.is_alone() {
             let parallel = &planned.resolved.config.parallel;
-            measured = measured.shared_by(process_group.processes_here());
-            measured = measured.connected(|network| network.of_run(parallel));
+            measured = measured.connected(|network| network.of_nodes(processes).of_run(parallel));
         }
         let choose = |planned| {
             let (planned, choice) = choose::decide(planned, &measured)?;

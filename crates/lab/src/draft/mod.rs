@@ -92,7 +92,7 @@ impl Draft {
         // The length of the run depends on the number of parameters, which a first plan provides.
         let first = planned(size::run_tokens(found, None))?;
         let parameters = first.spec.model.parameter_count() as u64;
-        let device = Device::new(processor, first.spec.recipe, threads);
+        let device = Device::new(processor, first.spec.recipe, threads, 1);
         let timed = |tokens| -> Result<(Planned, RunTime), RunError> {
             let (planned, _) = choose::decide(planned(tokens)?, &device)?;
             let program = programs::training(&planned.spec).map_err(LearnError::from)?;

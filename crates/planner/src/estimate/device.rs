@@ -6,6 +6,7 @@ use super::network::Network;
 use super::rates::Rates;
 use crate::error::PlanError;
 use std::fmt;
+use std::thread;
 use std::time::Duration;
 use xtrain_cuda::{DeviceInfo, peak_bf16_flops};
 use xtrain_model::Recipe;
@@ -19,7 +20,7 @@ pub struct Device {
     pub name: String,
     /// Kind of processor.
     pub target: Target,
-    /// CPU threads of the run.
+    /// CPU threads of a process of the run.
     pub threads: usize,
     /// Rates for time estimates.
     pub rates: Rates,
@@ -75,49 +76,59 @@ const SAME_MEMORY: f64 = 0.02;
 const SAME_BANDWIDTH: f64 = 0.15;
 
 impl Device {
-    /// The device of `processor`, for a run on this number of CPU threads, with measured rates if they are
-    /// cached.
-    pub fn new(processor: &Processor, recipe: Recipe, threads: usize) -> Device {
-        let device = Device::unmeasured(processor, threads);
-        match (processor, measure::cached(processor, recipe, threads)) {
+    /// The device of `processor`, for each of `processes` of a run on this machine, of this number of CPU
+    /// threads, with measured rates if they are cached. They share the memory and the cores of a CPU, and
+    /// each has a GPU of its own.
+    pub fn new(processor: &Processor, recipe: Recipe, threads: usize, processes: usize) -> Device {
+        let (device, all) = Device::unmeasured(processor, threads, processes);
+        let device = match (processor, measure::cached(processor, recipe, all)) {
             (Processor::Cpu, Some(measurement)) => device.measured_by(measurement),
             _ => device,
-        }
+        };
+        device.shared_by(processes)
     }
 
     /// As [`Device::new`], for a run on the threads of this process. A CPU's rates are measured if they are
     /// not cached; a GPU's only with `tune`, which also chooses settings by them.
-    pub fn measured(processor: &Processor, recipe: Recipe, tune: bool) -> Device {
-        let device = Device::unmeasured(processor, rayon::current_num_threads());
-        if device.target == Target::Cuda && !tune {
-            return device;
+    pub fn measured(processor: &Processor, recipe: Recipe, tune: bool, processes: usize) -> Device {
+        let (device, all) = Device::unmeasured(processor, rayon::current_num_threads(), processes);
+        device.measured_now(processor, recipe, tune, all).shared_by(processes)
+    }
+
+    fn measured_now(self, processor: &Processor, recipe: Recipe, tune: bool, threads: usize) -> Device {
+        if self.target == Target::Cuda && !tune {
+            return self;
         }
-        match measure::measured(processor, recipe, &device.rates) {
+        match measure::measured(processor, recipe, &self.rates, threads) {
             Ok(measurement) => {
-                let measured = device.measured_by(measurement);
+                let measured = self.measured_by(measurement);
                 let choice_rates = if tune { measured.rates } else { measured.choice_rates };
                 Device { choice_rates, ..measured }
             }
             Err(error) => {
                 tracing::warn!(
                     "cannot measure the speed of {}, so times are estimated by defaults: {error}",
-                    device.name
+                    self.name
                 );
-                device
+                self
             }
         }
     }
 
-    /// The share of this device that each of `processes` of a run on one machine has. They share the memory
-    /// of a CPU, and each has a GPU of its own.
-    pub fn shared_by(self, processes: usize) -> Device {
-        let of_node = self.connected(|network| network.of_nodes(processes));
-        if of_node.target != Target::Cpu {
-            return of_node;
+    /// The share of this device that each of `processes` has.
+    fn shared_by(self, processes: usize) -> Device {
+        if self.target != Target::Cpu {
+            return self;
         }
         let share = |bytes: u64| bytes / processes as u64;
-        let usable_bytes = of_node.usable_bytes.map(share);
-        Device { usable_bytes, reserve_bytes: share(of_node.reserve_bytes), ..of_node }
+        let [rates, choice_rates] = [self.rates, self.choice_rates].map(|rates| rates.shared_by(processes));
+        Device {
+            rates,
+            choice_rates,
+            usable_bytes: self.usable_bytes.map(share),
+            reserve_bytes: share(self.reserve_bytes),
+            ..self
+        }
     }
 
     /// This device with its connections changed.
@@ -126,26 +137,32 @@ impl Device {
         Device { network, choice_network, ..self }
     }
 
-    fn measured_by(self, of: Measurement) -> Device {
+    fn measured_by(&self, of: Measurement) -> Device {
         let source = RateSource::Measured { age: of.age(), while_busy: of.while_busy };
-        Device { rates: self.rates.scaled(of.factors), source, ..self }
+        Device { rates: self.rates.scaled(of.factors), source, ..self.clone() }
     }
 
-    fn unmeasured(processor: &Processor, threads: usize) -> Device {
+    /// The whole device, for `processes` of this number of threads, and the threads that compute at a time.
+    fn unmeasured(processor: &Processor, threads: usize, processes: usize) -> (Device, usize) {
         match processor {
             Processor::Cpu => {
-                Device::cpu(format!("CPU, {threads} threads"), threads, processor.total_bytes())
+                let all = computing_threads(threads, processes, cores());
+                (Device::cpu(threads, all, processor.total_bytes()), all)
             }
-            Processor::Cuda(gpu) => Device { threads, ..Device::gpu(gpu.info()) },
+            Processor::Cuda(gpu) => (Device { threads, ..Device::gpu(gpu.info()) }, threads),
         }
     }
 
-    /// A CPU of this name, number of threads and memory.
-    fn cpu(name: String, threads: usize, memory_bytes: Option<u64>) -> Device {
-        let rates = unmeasured_cpu(threads);
+    /// A CPU with this memory, for a process of this number of threads, on which `computing` threads of all
+    /// processes compute at a time.
+    fn cpu(threads: usize, computing: usize, memory_bytes: Option<u64>) -> Device {
+        let rates = unmeasured_cpu(computing);
         let reserve_bytes = memory_bytes.map_or(RESERVE_BYTES, reserve_bytes);
         Device {
-            name,
+            name: match threads {
+                1 => "CPU, 1 thread".to_owned(),
+                _ => format!("CPU, {threads} threads"),
+            },
             target: Target::Cpu,
             threads,
             rates,
@@ -238,6 +255,16 @@ impl Device {
     }
 }
 
+/// Cores on which this process may run.
+fn cores() -> usize {
+    thread::available_parallelism().map_or(usize::MAX, usize::from)
+}
+
+/// Threads of `processes` that compute at a time: no more than there are cores.
+fn computing_threads(threads: usize, processes: usize, cores: usize) -> usize {
+    threads.saturating_mul(processes).min(cores)
+}
+
 fn reserve_bytes(memory_bytes: u64) -> u64 {
     RESERVE_BYTES + (memory_bytes as f64 * RESERVE_SHARE) as u64
 }
@@ -277,5 +304,52 @@ impl fmt::Display for RateSource {
                 f.write_str("defaults of an ordinary CPU; the first run measures this one")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rates::Factors;
+    use super::*;
+    use crate::estimate::step_seconds;
+    use crate::planned::plan_alone;
+    use std::path::Path;
+    use xtrain_config::Config;
+    use xtrain_rank::Rank;
+
+    const RUN: &str = "[model]\ndim = 64\nlayers = 2\nheads = 2\nffn_dim = 128\nvocab_size = 512\n\
+                       [data]\ntrain = 'text'\ntokenizer = 'bytes'\nseq_len = 64\n\
+                       [train]\nsteps = 1\nbatch_size = 16\n";
+
+    #[test]
+    fn processes_are_no_faster_than_the_cores_that_they_share() {
+        let parsed = Config::parse::<&str>(Path::new("run.toml"), RUN.as_bytes(), &[]).expect("a run file");
+        let spec = plan_alone(&parsed, Target::Cpu, Rank::ALONE).expect("a plan").spec;
+        let program = xtrain_step::programs::training(&spec).expect("a program");
+        let (memory, cores) = (Some(64 << 30), 2);
+        let factors =
+            Factors { gemm: 2.0, memory: 3.0, forward: 0.5, backward: 1.5, several: 1.25, casts: 1.0 };
+        let measurement = Measurement { factors, while_busy: false, at: 0 };
+        // The time in which all processes together compute as much as one on all cores.
+        let seconds = |threads: usize, processes: usize| {
+            let computing = computing_threads(threads, processes, cores);
+            let device = Device::cpu(threads, computing, memory).measured_by(measurement);
+            let device = device.shared_by(processes);
+            assert_eq!(device.usable_bytes, Some(((64 << 30) - reserve_bytes(64 << 30)) / processes as u64));
+            let [rates, choice] = [device.rates, device.choice_rates]
+                .map(|rates| step_seconds(&program, &rates, 1) / processes as f64);
+            (rates, choice)
+        };
+        let near = |a: (f64, f64), b: (f64, f64), times: f64| {
+            let is_near = |a: f64, b: f64| (a / b / times - 1.0).abs() < 1e-9;
+            assert!(is_near(a.0, b.0) && is_near(a.1, b.1), "{a:?} {b:?}");
+        };
+        let alone = seconds(2, 1);
+        for (threads, processes) in [(1, 2), (1, 4), (1, 8), (2, 2), (1, 3), (8, 1)] {
+            near(seconds(threads, processes), alone, 1.0);
+        }
+        assert!(seconds(1, 1).0 > 1.8 * alone.0, "half of the cores");
+        // Memory is no faster either, of however many cores.
+        assert_eq!(unmeasured_cpu(64).shared_by(64).memory, unmeasured_cpu(8).memory / 64.0);
     }
 }

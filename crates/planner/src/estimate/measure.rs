@@ -94,25 +94,24 @@ pub(super) fn cached(processor: &Processor, recipe: Recipe, threads: usize) -> O
     serde_json::from_str(&line?).ok()
 }
 
-/// The measurement of `processor` relative to `rates`: cached, else made now. One that other programs
-/// disturbed is repeated, and the less disturbed one is cached.
+/// The measurement of `processor`, a CPU's with this number of threads, relative to `rates`: cached, else
+/// made now. One that other programs disturbed is repeated, and the less disturbed one is cached.
 pub(super) fn measured(
     processor: &Processor,
     recipe: Recipe,
     rates: &Rates,
+    threads: usize,
 ) -> Result<Measurement, PlanError> {
-    let threads = rayon::current_num_threads();
     let known = cached(processor, recipe, threads);
     let is_repeated = |known: &Measurement| known.is_old() || !Load::is_busy_now(threads);
     if let Some(known) = known.filter(|known| !known.while_busy || !is_repeated(known)) {
         return Ok(known);
     }
-    let other = match processor {
-        Processor::Cpu => Processor::Cpu,
-        Processor::Cuda(_) => Processor::by_name(xtrain_config::Device::Cuda)?,
-    };
     let load = Load::begin();
-    let factors = measure(other, recipe, rates)?;
+    let factors = match processor {
+        Processor::Cpu => on_threads(threads, || measure(Processor::Cpu, recipe, rates))?,
+        Processor::Cuda(_) => measure(Processor::by_name(xtrain_config::Device::Cuda)?, recipe, rates)?,
+    };
     let while_busy = matches!(processor, Processor::Cpu) && load.is_busy(threads);
     let measurement = Measurement { factors, while_busy, at: now() };
     let best = known.map_or(measurement, |known| measurement.less_disturbed(known));
@@ -124,6 +123,18 @@ pub(super) fn measured(
         Processor::Cuda(gpu) => gpu.replace_measurement(&subject(recipe), &line),
     }
     Ok(best)
+}
+
+/// `work` on this number of threads. A process of several on one machine has fewer of its own.
+fn on_threads<T: Send>(
+    threads: usize,
+    work: impl FnOnce() -> Result<T, PlanError> + Send,
+) -> Result<T, PlanError> {
+    if threads == rayon::current_num_threads() {
+        return work();
+    }
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    pool.map_err(|error| PlanError::Refused(error.to_string()))?.install(work)
 }
 
 fn subject(recipe: Recipe) -> String {

@@ -122,6 +122,14 @@ impl Rates {
         rates
     }
 
+    /// The rates of each of `processes` that share a CPU of these rates evenly.
+    pub(super) fn shared_by(&self, processes: usize) -> Rates {
+        let share = processes as f64;
+        let factors =
+            Factors { gemm: share, memory: share, forward: share, backward: share, several: 1.0, casts: 1.0 };
+        Rates { launch: self.launch * share, ..self.scaled(factors) }
+    }
+
     /// Seconds of the arithmetic.
     fn compute(&self, arithmetic: &Arithmetic) -> f64 {
         match *arithmetic {

@@ -110,9 +110,9 @@ impl<'a> Setup<'a> {
     /// `train.tune` is set.
     pub(super) fn measured_device(&self, config: &Config, processor: &Processor) -> Device {
         let recipe = config.precision.recipe.unwrap_or(processor.target().recipe());
-        let device = Device::measured(processor, recipe, config.train.tune);
-        let device = device.shared_by(self.process_group.processes_here());
-        device.connected(|network| network.of_run(&config.parallel))
+        let processes = self.process_group.processes_here();
+        let device = Device::measured(processor, recipe, config.train.tune, processes);
+        device.connected(|network| network.of_nodes(processes).of_run(&config.parallel))
     }
 
     /// Opens the data of the run, and tokenizes text that is not in the cache yet.

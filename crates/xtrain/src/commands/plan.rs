@@ -52,14 +52,14 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let recipe = planned.spec.recipe;
     let device = match (&args.device_model, &processor, args.memory) {
         (Some(model), ..) => Some(Device::model(model)?),
-        (None, Some(processor), _) => Some(Device::new(processor, recipe, threads).shared_by(ranks)),
+        (None, Some(processor), _) => Some(Device::new(processor, recipe, threads, ranks)),
         (None, None, memory) => memory.map(|size| Device::of_memory(size.0)),
     };
     let device = device.map(|device| match args.memory {
         Some(size) => device.with_memory(size.0),
         None => device,
     });
-    let device = device.map(|device| connected(device, args, &parsed.config.parallel));
+    let device = device.map(|device| connected(device, args, ranks, &parsed.config.parallel));
     if args.dump || args.dump_after.is_some() {
         return dump(args, planned, device.as_ref(), processor.as_ref());
     }
@@ -159,12 +159,10 @@ fn dump(
 }
 
 /// The device with the connections that the run and the options name.
-fn connected(device: Device, args: &PlanArgs, parallel: &ParallelConfig) -> Device {
+fn connected(device: Device, args: &PlanArgs, ranks: usize, parallel: &ParallelConfig) -> Device {
     let of_gpus = args.processes.ranks.is_none();
-    let device = device.connected(|network| {
-        let network = network.of_run(parallel);
-        if of_gpus { network.of_nodes(args.gpus_per_node) } else { network }
-    });
+    let ranks_per_node = if of_gpus { args.gpus_per_node } else { ranks };
+    let device = device.connected(|network| network.of_run(parallel).of_nodes(ranks_per_node));
     // A run does not know these, so they change no choice.
     Device { network: device.network.with_bandwidths(args.link, args.ring), ..device }
 }

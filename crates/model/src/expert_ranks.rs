@@ -35,9 +35,9 @@ impl Capacity {
         (copies * self.0 as usize).div_ceil(1000)
     }
 
-    /// The capacity in which so many copies of tokens take a share of their room, with a quarter more.
-    pub fn with_reserve(rows: usize, copies: usize) -> Capacity {
-        Capacity((rows * 1250).div_ceil(copies.max(1)).clamp(1000, u32::MAX as usize) as u32)
+    /// The smallest capacity with room for so many copies of tokens, where equal loads have `mean`.
+    pub(crate) fn of_copies(copies: usize, mean: usize) -> Capacity {
+        Capacity((copies * 1000).div_ceil(mean.max(1)).clamp(1000, u32::MAX as usize) as u32)
     }
 }
 

@@ -5,7 +5,7 @@
 //! exports read it.
 
 use crate::init::Init;
-use crate::{ExpertRanks, FixedRouting, ModelError};
+use crate::{Capacity, ExpertRanks, FixedRouting, ModelError};
 use std::any::Any;
 use xtrain_ops::dispatch::{Dispatch, DispatchOwn};
 use xtrain_ops::groups::Groups;
@@ -434,6 +434,21 @@ impl Experts {
         };
         let loads = routing.loads(tokens, self.count, self.router.top_k);
         loads.chunks(experts).map(|own| own.iter().map(rows).sum()).max().unwrap_or(0)
+    }
+
+    /// The smallest capacity with room for so many rows, those between experts among them, if each of `ranks`
+    /// has so many tokens.
+    pub fn capacity_for(&self, rows: usize, tokens: usize, ranks: ExpertRanks) -> Capacity {
+        let copies = tokens * self.router.top_k;
+        let least = self.dispatch_own(tokens, ranks).least_copies(rows, copies * ranks.count);
+        Capacity::of_copies(least, copies)
+    }
+
+    /// The capacity with room for every routing: all tokens of all ranks have experts of one rank, as many as
+    /// it has.
+    pub fn capacity_for_all(&self, ranks: ExpertRanks) -> Capacity {
+        let own = self.count / ranks.count;
+        Capacity::of_copies(ranks.count * self.router.top_k.min(own), self.router.top_k)
     }
 
     /// Rows by experts that a rank allocates, if each of `ranks` has so many tokens.

@@ -43,7 +43,7 @@ impl RoutedStep {
         let mut routed = TrainingSpec { fixed_routing: Some(routing), ..spec.clone() };
         let is_grown = ranks.count > 1 && needed_rows > allocated_rows;
         if is_grown {
-            routed.grow(needed_rows, experts.router.top_k);
+            routed.grow(needed_rows);
         }
         let program = programs::training(&routed).map_err(LearnError::from)?;
         let seconds = Timeline::new(&program, device, planned.micro_steps()).seconds();
@@ -67,6 +67,22 @@ mod tests {
                        [data]\ntrain = 'text'\ntokenizer = 'bytes'\nseq_len = 1024\n\
                        [train]\nsteps = 1\nbatch_size = 16\nmicro_batch_size = 2\nrecompute = 'none'\n\
                        loss_chunk = 512\n[precision]\nrecipe = 'bf16'\n";
+
+    #[test]
+    fn a_room_grows_to_the_rows_that_are_needed_and_a_quarter_more() {
+        let sets = ["parallel.expert=4", "experts.capacity=1.0"];
+        let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &sets).expect("a run file");
+        let planned = plan_alone(&parsed, Target::Cuda, Rank::first_of(8)).expect("a plan");
+        for needed in [5_000, 7_000, 10_000] {
+            let mut grown = planned.spec.clone();
+            grown.grow(needed);
+            let room = grown.room().expect("less than every routing needs");
+            assert!((needed * 5 / 4..needed * 5 / 4 + 256).contains(&room), "{needed}: {room}");
+        }
+        let mut grown = planned.spec.clone();
+        grown.grow(16_000);
+        assert_eq!((grown.room(), grown.capacity), (None, None), "every routing fits");
+    }
 
     #[test]
     fn the_rank_with_the_most_rows_decides() {

@@ -91,9 +91,12 @@ impl TrainingSpec {
         if ranks.count > 1 { blocks.filter_map(room).min() } else { None }
     }
 
-    /// Makes room for so many rows of experts, and a quarter more.
-    pub fn grow(&mut self, needed_rows: usize, top_k: usize) {
-        self.capacity = Some(Capacity::with_reserve(needed_rows, self.own_tokens() * top_k));
+    /// Makes room for so many rows of experts, those between experts among them, and a quarter more.
+    pub fn grow(&mut self, needed_rows: usize) {
+        let (tokens, ranks) = (self.own_tokens(), self.expert_ranks());
+        let blocks = self.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
+        let rows = needed_rows + needed_rows.div_ceil(4);
+        self.capacity = blocks.map(|experts| experts.capacity_for(rows, tokens, ranks)).max();
         self.capacity = self.capacity.filter(|_| self.room().is_some());
     }
 

@@ -174,8 +174,18 @@ impl DispatchOwn {
     /// The rows of a room in which so many of all copies of tokens fit however they are divided: each group
     /// of rows wastes at most `align - 1`.
     pub fn room_for(&self, copies: usize, all_copies: usize) -> usize {
-        let waste = self.groups().min(all_copies) * (self.align - 1);
-        (copies + waste).div_ceil(self.align) * self.align
+        (copies + self.waste(all_copies)).div_ceil(self.align) * self.align
+    }
+
+    /// The least copies for which [`DispatchOwn::room_for`] is at least so many rows.
+    pub fn least_copies(&self, rows: usize, all_copies: usize) -> usize {
+        let tiles = rows.div_ceil(self.align).saturating_sub(1);
+        (tiles * self.align + 1).saturating_sub(self.waste(all_copies))
+    }
+
+    /// The most rows without a token between groups, of so many copies.
+    fn waste(&self, all_copies: usize) -> usize {
+        self.groups().min(all_copies) * (self.align - 1)
     }
 
     /// Groups of rows of an expert.

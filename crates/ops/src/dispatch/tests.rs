@@ -189,6 +189,19 @@ fn more_rows_than_are_numbered_are_refused() {
     }
 }
 
+#[test]
+fn a_room_of_the_least_copies_has_the_rows_and_one_of_a_copy_less_has_not() {
+    for (align, by_source) in [(1, false), (128, false), (128, true)] {
+        let op = DispatchOwn { align, by_source, experts: 4, ranks: 2, room: None };
+        for rows in [1usize, 127, 128, 129, 1_000, 4_352] {
+            let least = op.least_copies(rows, 10_000);
+            assert!(op.room_for(least, 10_000) >= rows, "{align}: {rows} rows, {least} copies");
+            let is_least = least == 0 || op.room_for(least - 1, 10_000) < rows;
+            assert!(is_least, "{align}: {rows} rows, {least} copies");
+        }
+    }
+}
+
 proptest! {
     /// Among the routings: padding alone, one expert alone, ranks without tokens. A room of 0 is none.
     #[test]

@@ -143,8 +143,6 @@ pub struct Overflow {
     pub own: usize,
     /// The rows that there are.
     pub room: usize,
-    /// Experts of a token.
-    pub top_k: usize,
 }
 
 impl Learner {
@@ -190,7 +188,7 @@ impl Learner {
     /// Too little memory for the program. The state is that before the step.
     pub fn grow(&mut self, overflow: Overflow) -> Result<Option<Capacity>, LearnError> {
         let mut spec = self.spec.clone();
-        spec.grow(overflow.needed, overflow.top_k);
+        spec.grow(overflow.needed);
         let is_reference = self.current != self.train;
         let LoadedStep { train, reference, static_casts, room } =
             LoadedStep::load(&mut self.weights, programs::training(&spec)?, &spec)?;
@@ -471,16 +469,16 @@ impl Learner {
     fn overflow(&self, room: usize, outputs: &Outputs) -> Result<Option<Overflow>, EngineError> {
         let needed: Vec<f32> = bytemuck::pod_collect_to_vec(outputs.get(update_io::ROWS_NEEDED)?);
         let blocks = self.spec.model.layers.iter().enumerate();
-        let with_experts = blocks.filter_map(|(block, of)| Some((block, of.feed_forward.experts()?)));
-        let Some(((block, experts), &needed)) = with_experts.zip(&needed).max_by(|a, b| a.1.total_cmp(b.1))
-        else {
+        let with_experts =
+            blocks.filter(|(_, of)| of.feed_forward.experts().is_some()).map(|(block, _)| block);
+        let Some((block, &needed)) = with_experts.zip(&needed).max_by(|a, b| a.1.total_cmp(b.1)) else {
             return Ok(None);
         };
         let own = match self.spec.stage().has_block(block) {
             true => bytemuck::pod_read_unaligned::<f32>(outputs.get(&io::rows_needed(block))?) as usize,
             false => 0,
         };
-        let (needed, top_k) = (needed as usize, experts.router.top_k);
-        Ok((needed > room).then_some(Overflow { block, needed, own, room, top_k }))
+        let needed = needed as usize;
+        Ok((needed > room).then_some(Overflow { block, needed, own, room }))
     }
 }

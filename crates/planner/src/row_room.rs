@@ -3,8 +3,9 @@
 use crate::error::PlanError;
 use crate::estimate::Device;
 use crate::memory::{first_that_fits, needed_bytes};
+use crate::tunable::capacity_for_all;
 use serde::Serialize;
-use xtrain_model::{Capacity, ExpertRanks};
+use xtrain_model::Capacity;
 use xtrain_step::error::LearnError;
 use xtrain_step::programs;
 use xtrain_step::training_spec::TrainingSpec;
@@ -23,7 +24,7 @@ impl RowRoom {
     /// The room of a step whose ranks share experts; `None` if each rank has all.
     pub fn from_spec(spec: &TrainingSpec) -> Option<RowRoom> {
         let of_capacity = spec.room().and(spec.capacity).map(|of| RowRoom::Capacity(of.factor()));
-        every_factor(spec).map(|_| of_capacity.unwrap_or(RowRoom::EveryRouting))
+        capacity_for_all(spec).map(|_| of_capacity.unwrap_or(RowRoom::EveryRouting))
     }
 
     /// The largest room, in tenths, with which the step of `spec`, which needs `needed` bytes, needs at most
@@ -34,7 +35,7 @@ impl RowRoom {
         available: u64,
         device: &Device,
     ) -> Result<Option<RowRoom>, PlanError> {
-        let Some(every) = every_factor(spec) else { return Ok(None) };
+        let Some(every) = capacity_for_all(spec) else { return Ok(None) };
         let bytes = |capacity: Option<Capacity>| -> Result<u64, LearnError> {
             let spec = TrainingSpec { capacity, ..spec.clone() };
             needed_bytes(&spec, &programs::training(&spec)?, device.target, device.threads)
@@ -46,22 +47,13 @@ impl RowRoom {
         if over <= available {
             return Ok(Some(RowRoom::EveryRouting));
         }
-        let tenths = (10.0 * every).ceil() as usize;
+        let tenths = (10.0 * every.factor()).ceil() as usize;
         let factors: Vec<f64> = (10..tenths).rev().map(|tenths| tenths as f64 / 10.0).collect();
         let found = first_that_fits(factors.len(), over, available, |n| {
             Ok::<_, LearnError>((bytes(Capacity::from_factor(factors[n]))?, factors[n]))
         })?;
         Ok(found.map(RowRoom::Capacity))
     }
-}
-
-/// Rows of a room for every routing over those of equal loads; `None` if each rank has all experts.
-pub fn every_factor(spec: &TrainingSpec) -> Option<f64> {
-    let mut blocks = spec.model.layers.iter();
-    let experts =
-        blocks.find_map(|layer| layer.feed_forward.experts()).filter(|_| spec.parallel.expert > 1)?;
-    let (tokens, ranks) = (spec.own_tokens(), ExpertRanks::of_run(&spec.parallel));
-    Some(experts.ragged_rows(tokens, ranks) as f64 / (tokens * experts.router.top_k) as f64)
 }
 
 #[cfg(test)]
@@ -104,13 +96,20 @@ mod tests {
         }
         assert_eq!(largest(needed(Some(1.0)) - 1), None);
         assert_eq!(RowRoom::largest(&spec(1), 1, u64::MAX, &device).expect("plans"), None);
-        // A token has both of its experts on one of four ranks: four times the rows of equal loads, and room
-        // between experts.
-        let every = every_factor(&of_four).expect("ranks share experts");
-        assert!((4.0..4.2).contains(&every), "{every}");
+        // A token has both of its experts on one of four ranks: four times the rows of equal loads. So it is
+        // with one of eight, which has one of the two.
+        for (expert, factor) in [(4, 4.0), (2, 2.0), (8, 4.0)] {
+            let of = spec(expert);
+            assert_eq!(capacity_for_all(&of).map(Capacity::factor), Some(factor), "{expert}");
+            let room = |factor: f64| {
+                RowRoom::from_spec(&TrainingSpec { capacity: Capacity::from_factor(factor), ..of.clone() })
+            };
+            assert_eq!(room(factor), Some(RowRoom::EveryRouting), "{expert}");
+            assert_eq!(room(factor - 0.2), Some(RowRoom::Capacity(factor - 0.2)), "{expert}");
+        }
         assert_eq!(RowRoom::from_spec(&of_four), Some(RowRoom::EveryRouting));
         let small = TrainingSpec { capacity: Capacity::from_factor(1.5), ..of_four.clone() };
         assert_eq!(RowRoom::from_spec(&small), Some(RowRoom::Capacity(1.5)));
-        assert_eq!((RowRoom::from_spec(&spec(1)), every_factor(&spec(1))), (None, None));
+        assert_eq!((RowRoom::from_spec(&spec(1)), capacity_for_all(&spec(1))), (None, None));
     }
 }

@@ -13,7 +13,7 @@ use crate::error::PlanError;
 use serde_json::{Value, json};
 use std::ptr;
 use xtrain_config::{self as config, Config, OrAuto, Recompute as Policy};
-use xtrain_model::Capacity;
+use xtrain_model::{Capacity, ExpertRanks};
 use xtrain_program::Recompute;
 use xtrain_step::training_spec::TrainingSpec;
 
@@ -22,9 +22,6 @@ const SMALLEST_CHUNK: usize = 256;
 
 /// The capacity to try if there is no memory for every routing.
 const SMALL_CAPACITY: f64 = 1.5;
-
-/// A capacity in which every routing fits: no more ranks than this share experts.
-pub const LARGEST_CAPACITY: f64 = 64.0;
 
 /// A key of the run file whose value a run decides.
 pub struct Field {
@@ -69,6 +66,8 @@ pub struct Settings {
     pub micro_batch_size: usize,
     /// The room for rows of experts; None for one in which every routing fits.
     pub capacity: Option<Capacity>,
+    /// The capacity with which every routing fits; None if each rank has all experts.
+    pub capacity_for_all: Option<Capacity>,
 }
 
 /// A step, and the sequences of its batch over all ranks.
@@ -176,14 +175,13 @@ pub static CAPACITY: Tunable = Tunable {
     suits: |now, began, _| now.parallel.expert == began.parallel.expert,
     changes_rounding: false,
     values: |step, of| {
+        let is_less = |small: &Capacity| step.capacity_for_all().is_some_and(|all| *small < all);
+        let small = Capacity::from_factor(SMALL_CAPACITY).filter(is_less);
         let enough = Settings { capacity: None, ..of };
-        match step.spec.parallel.expert {
-            1 => vec![enough],
-            _ => vec![enough, Settings { capacity: Capacity::from_factor(SMALL_CAPACITY), ..of }],
-        }
+        let less = small.map(|small| Settings { capacity: Some(small), ..of });
+        [enough].into_iter().chain(less).collect()
     },
-    // Ranks that share experts have at most all rows of all of them.
-    value: |of| json!(of.capacity.map_or(LARGEST_CAPACITY, Capacity::factor)),
+    value: |of| json!(of.capacity.or(of.capacity_for_all).map(Capacity::factor)),
     text: |of, _, is_chosen| {
         let capacity = of.capacity.filter(|_| is_chosen)?;
         Some(format!("experts.capacity={}", capacity.factor()))
@@ -235,6 +233,13 @@ pub fn keep(
         }
     }
     Ok(fields)
+}
+
+/// The `experts.capacity` with which every routing fits; `None` if each rank has all experts.
+pub fn capacity_for_all(spec: &TrainingSpec) -> Option<Capacity> {
+    let ranks = ExpertRanks::of_run(&spec.parallel);
+    let blocks = spec.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
+    blocks.filter(|_| ranks.count > 1).map(|experts| experts.capacity_for_all(ranks)).max()
 }
 
 /// The name of a policy in run files.
@@ -298,20 +303,23 @@ impl TunedStep<'_> {
     pub fn settings(&self) -> Settings {
         let TrainingSpec { recompute, recompute_blocks: blocks, .. } = *self.spec;
         let (loss_chunk, micro_batch_size) = (self.spec.loss.chunk_tokens, self.spec.batch.sequences);
-        let capacity = self.spec.capacity.filter(|_| self.spec.parallel.expert > 1);
-        Settings { recompute, blocks, loss_chunk, micro_batch_size, capacity }
+        let capacity_for_all = self.capacity_for_all();
+        let is_less = |of: &Capacity| capacity_for_all.is_some_and(|all| *of < all);
+        let capacity = self.spec.capacity.filter(is_less);
+        Settings { recompute, blocks, loss_chunk, micro_batch_size, capacity, capacity_for_all }
     }
 
     /// The usual settings, which cost no speed: no recomputation, and the whole batch of a rank at once.
     pub fn usual(&self) -> Settings {
         let (recompute, micro_batch_size) = (Recompute::None, self.of_a_rank());
         let loss_chunk = config::LOSS_CHUNK;
-        Settings { recompute, blocks: None, loss_chunk, micro_batch_size, capacity: None }
+        let (capacity, capacity_for_all) = (None, self.capacity_for_all());
+        Settings { recompute, blocks: None, loss_chunk, micro_batch_size, capacity, capacity_for_all }
     }
 
     /// This step with other settings.
     pub fn with(&self, settings: Settings) -> TrainingSpec {
-        let Settings { recompute, blocks, loss_chunk, micro_batch_size, capacity } = settings;
+        let Settings { recompute, blocks, loss_chunk, micro_batch_size, capacity, .. } = settings;
         let mut spec = self.spec.with_micro_batches(micro_batch_size, self.batch_size);
         (spec.recompute, spec.recompute_blocks) = (recompute, blocks);
         spec.loss.chunk_tokens = loss_chunk;
@@ -322,6 +330,10 @@ impl TunedStep<'_> {
     /// Blocks of the model.
     pub fn layers(&self) -> usize {
         self.spec.model.layers.len()
+    }
+
+    fn capacity_for_all(&self) -> Option<Capacity> {
+        capacity_for_all(self.spec)
     }
 
     /// Sequences of the batch that a rank computes.

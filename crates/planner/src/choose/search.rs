@@ -105,11 +105,7 @@ impl<'a> Search<'a> {
         if self.is_hopeless {
             return Ok(None);
         }
-        let rooms = match self.is_open(&CAPACITY) {
-            true => (CAPACITY.values)(&self.step, self.own),
-            false => vec![self.own],
-        };
-        for of in rooms {
+        for of in self.rooms() {
             self.own = of;
             if let Some(best) = self.best_in_room()? {
                 return Ok(Some(best));
@@ -321,6 +317,7 @@ impl<'a> Search<'a> {
 
     /// The settings that need the least memory.
     pub(super) fn least(&mut self) -> Result<Estimate, LearnError> {
+        self.own = self.rooms().pop().unwrap_or(self.own);
         let smallest = self.micro_batches().pop().unwrap_or(self.own);
         self.least_of(smallest)
     }
@@ -502,6 +499,14 @@ impl<'a> Search<'a> {
             _ if self.is_open(&RECOMPUTE) => (RECOMPUTE.values)(&self.step, of),
             Recompute::None => Vec::new(),
             _ => vec![Settings { blocks: None, ..of }],
+        }
+    }
+
+    /// The settings of the run file with each room for rows of experts to try, largest first.
+    fn rooms(&self) -> Vec<Settings> {
+        match self.is_open(&CAPACITY) {
+            true => (CAPACITY.values)(&self.step, self.own),
+            false => vec![self.own],
         }
     }
 

@@ -4,7 +4,7 @@ use super::{Alternative, Instead, MoreGpus, Verdict};
 use crate::error::PlanError;
 use crate::estimate::RANKS_PER_NODE;
 use crate::memory::{first_that_fits, needed_bytes};
-use crate::tunable::{LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE_BLOCKS, Settings, TunedStep};
+use crate::tunable::{CAPACITY, LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE_BLOCKS, Settings, TunedStep};
 use xtrain_program::{Parallel, Recompute, Region, Shard};
 use xtrain_rank::Rank;
 use xtrain_step::engine::{Room, Target};
@@ -94,9 +94,10 @@ impl Search<'_> {
         let blocks = self.recomputing(Recompute::Block);
         let recompute: Vec<Settings> = norms.last().into_iter().chain(blocks.last()).copied().collect();
         let smallest = |from: Settings| self.chunks(from).pop().unwrap_or(from);
+        let small_room = |from: Settings| self.rooms(from).pop().unwrap_or(from);
         // Check first if anything can fit: planning very many layers takes long.
         let least = smallest(recompute.last().copied().unwrap_or(own));
-        let least = self.micro_batches(least).pop().unwrap_or(least);
+        let least = small_room(self.micro_batches(least).pop().unwrap_or(least));
         let spec = self.step.with(least);
         let bytes = self.bytes(&spec)?;
         let least = self.alternative(least, bytes);
@@ -113,7 +114,10 @@ impl Search<'_> {
             return Ok(Verdict::WouldFit(alternatives));
         }
         // If everything is recomputed already, only the other settings are left.
-        let recompute = if recompute.is_empty() { vec![own] } else { recompute };
+        let mut recompute = if recompute.is_empty() { vec![own] } else { recompute };
+        if !self.rooms(own).is_empty() {
+            recompute = recompute.iter().flat_map(|from| [*from, small_room(*from)]).collect();
+        }
         let chunked = recompute.iter().map(|from| self.chunks(*from));
         let cut = recompute.iter().map(|from| self.micro_batches(*from));
         let both = recompute.iter().map(|from| self.micro_batches(smallest(*from)));
@@ -210,8 +214,9 @@ impl Search<'_> {
         norms: &[Settings],
         blocks: &[Settings],
     ) -> Result<Vec<Alternative>, PlanError> {
-        // Ordered by cost: some additional arithmetic, smaller GEMMs of the head, smaller GEMMs everywhere,
-        // much additional arithmetic.
+        // Ordered by cost: steps that are repeated, some additional arithmetic, smaller GEMMs of the head,
+        // smaller GEMMs everywhere, much additional arithmetic.
+        let by_room = self.first(&self.rooms(own))?;
         let by_norms = self.first(norms)?;
         let by_chunk = self.first(&self.chunks(own))?;
         let by_micro = self.first(&self.micro_batches(own))?;
@@ -224,7 +229,7 @@ impl Search<'_> {
             by_both = by_both.filter(|(settings, _)| settings.micro_batch_size > sequences);
             by_blocks = self.first(blocks)?;
         }
-        let alternatives = [by_norms, by_chunk, by_both, by_micro, by_blocks];
+        let alternatives = [by_room, by_norms, by_chunk, by_both, by_micro, by_blocks];
         Ok(alternatives.into_iter().flatten().map(|(_, alternative)| alternative).collect())
     }
 
@@ -240,6 +245,13 @@ impl Search<'_> {
         };
         let all = (RECOMPUTE_BLOCKS.values)(&self.step, Settings { recompute, ..own });
         all.into_iter().skip(done).collect()
+    }
+
+    /// Less room for rows of experts.
+    fn rooms(&self, from: Settings) -> Vec<Settings> {
+        let room = |of: &Settings| of.capacity.or(of.capacity_for_all);
+        let all = (CAPACITY.values)(&self.step, from);
+        all.into_iter().filter(|of| room(of) < room(&from)).collect()
     }
 
     /// Smaller chunks of tokens whose logits exist at once.

@@ -294,3 +294,56 @@ fn llama_3_8b_does_not_fit_into_a_small_card() {
                    choose a smaller model: 3 of its 32 layers would fit. `xtrain plan` lists what needs it";
     assert!(message.ends_with(instead), "{message}");
 }
+
+/// The fit of a mixture on a rank of four that share experts, with these settings.
+fn fit_of_experts(set: &[&str], available: u64) -> Fit {
+    let all = [
+        "model.family=qwen3_moe",
+        "experts.count=8",
+        "experts.ffn_dim=256",
+        "optimizer.moments=bf16",
+        "parallel.expert=4",
+        "parallel.shard=weights",
+    ];
+    let run =
+        Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[&all, set].concat()).expect("a run file");
+    let planned = crate::planned::plan_alone(&run, Target::Cuda, Rank::first_of(4)).expect("a plan");
+    let batch_size = planned.resolved.config.train.batch_size;
+    Fit::new(&planned.spec, Target::Cuda, THREADS, batch_size, Room::new(available)).expect("a plan")
+}
+
+#[test]
+fn less_room_for_rows_of_experts_is_offered_and_is_part_of_the_least() {
+    let [every, small, least] = [
+        &[][..],
+        &["experts.capacity=1.5"],
+        &[
+            "experts.capacity=1.5",
+            "train.recompute=block",
+            "train.loss_chunk=256",
+            "train.micro_batch_size=1",
+        ],
+    ]
+    .map(|set| fit_of_experts(set, u64::MAX).needed_bytes);
+    assert!(small < every && least < small, "{every} {small} {least}");
+    let Verdict::WouldFit(found) = fit_of_experts(&[], small).verdict else { panic!("it does not fit") };
+    assert_eq!((&*found[0].settings, found[0].bytes), (&["experts.capacity=1.5".to_owned()][..], small));
+    // With the least memory of all settings it fits, and with a byte less not.
+    let Verdict::WouldFit(found) = fit_of_experts(&[], least).verdict else { panic!("it does not fit") };
+    let has_room = |found: &Alternative| found.settings.contains(&"experts.capacity=1.5".to_owned());
+    assert!(found.iter().all(|found| has_room(found) && found.bytes <= least), "{found:?}");
+    let Verdict::Nothing { least: found, .. } = fit_of_experts(&[], least - 1).verdict else {
+        panic!("it fits")
+    };
+    assert!(has_room(&found) && found.bytes == least, "{found:?}");
+    // A room that the run file makes smaller stays, and one for every routing is made smaller.
+    let Verdict::Nothing { least: found, .. } = fit_of_experts(&["experts.capacity=1.0"], 1 << 20).verdict
+    else {
+        panic!("it fits")
+    };
+    assert!(found.settings.iter().all(|setting| !setting.contains("capacity")), "{found:?}");
+    let Verdict::WouldFit(found) = fit_of_experts(&["experts.capacity=64"], small).verdict else {
+        panic!("it does not fit")
+    };
+    assert_eq!(found[0].settings, ["experts.capacity=1.5"]);
+}

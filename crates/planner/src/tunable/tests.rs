@@ -3,7 +3,7 @@ use crate::choose;
 use crate::estimate::Device;
 use crate::planned::{Planned, plan_alone};
 use std::path::Path;
-use xtrain_config::TrainConfig;
+use xtrain_config::{OrAuto, TrainConfig};
 use xtrain_rank::Rank;
 use xtrain_step::engine::Target;
 
@@ -113,4 +113,34 @@ fn rows_are_the_keys_that_the_configuration_lists() {
     let open = config(OPEN, &[]).config;
     // No ranks share experts.
     assert_eq!(super::open(&open).len(), TUNABLE.len() - 1);
+}
+
+/// A mixture whose experts four ranks share.
+const EXPERTS: [&str; 5] = [
+    "model.family=qwen3_moe",
+    "experts.count=8",
+    "experts.ffn_dim=256",
+    "parallel.expert=4",
+    "data.seq_len=256",
+];
+
+#[test]
+fn a_room_for_every_routing_is_recorded_as_the_capacity_that_holds_every_routing() {
+    let parsed = config(OPEN, &EXPERTS);
+    let planned = plan_alone(&parsed, Target::Cuda, Rank::first_of(4)).expect("a plan");
+    let h200 = Device::model("h200").expect("it is in the table");
+    let capacity = |device: &Device| {
+        let (planned, choice) = choose::decide(planned.clone(), device).expect("a choice");
+        let capacity = planned.resolved.config.experts.capacity.and_then(OrAuto::number);
+        (capacity, planned.spec.room().is_some(), choice.expect("open settings").to_string())
+    };
+    // A token has two experts, and a rank has two: all tokens of four ranks, instead of a quarter.
+    let (ample, has_limit, _) = capacity(&h200);
+    assert_eq!((ample, has_limit), (Some(4.0), false));
+    // Also if the state alone does not fit, the least is that with less room.
+    for bytes in [1 << 20, 150 << 20] {
+        let (least, has_limit, text) = capacity(&h200.clone().with_memory(bytes));
+        assert!(text.contains("the least memory"), "{text}");
+        assert_eq!((least, has_limit), (Some(1.5), true), "{text}");
+    }
 }

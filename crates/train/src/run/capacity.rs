@@ -6,7 +6,7 @@ use super::steps::step_error;
 use crate::error::RunError;
 use xtrain_config::OrAuto;
 use xtrain_model::Capacity;
-use xtrain_planner::tunable::LARGEST_CAPACITY;
+use xtrain_planner::tunable::capacity_for_all;
 use xtrain_report::metrics::Warning;
 use xtrain_runtime::EngineError;
 use xtrain_step::error::LearnError;
@@ -36,7 +36,8 @@ impl Run {
         self.together.repeated_steps += 1;
         let factor = capacity.map(Capacity::factor);
         // A run that is resumed from a later checkpoint begins with it.
-        self.config.experts.capacity = Some(OrAuto::Is(factor.unwrap_or(LARGEST_CAPACITY)));
+        let recorded = capacity.or_else(|| capacity_for_all(self.learner.spec()));
+        self.config.experts.capacity = recorded.map(|capacity| OrAuto::Is(capacity.factor()));
         let room = factor.map_or("room for every routing".into(), |of| format!("experts.capacity = {of}"));
         let text = format!("step is repeated with {room}: {needs}; {} so far", self.together.repeated_steps);
         self.record(Warning { step, text }, observer)

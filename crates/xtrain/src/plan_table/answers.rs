@@ -10,9 +10,9 @@ use xtrain_planner::estimate::{Device, RunTime, low_mfu};
 use xtrain_planner::fit::{Fit, Verdict, on_gpus, save_bytes};
 use xtrain_planner::planned::Planned;
 use xtrain_planner::routed::RoutedStep;
-use xtrain_planner::row_room::{RowRoom, every_factor};
+use xtrain_planner::row_room::RowRoom;
 use xtrain_planner::shard_table::Candidate;
-use xtrain_planner::tunable::CAPACITY;
+use xtrain_planner::tunable::{CAPACITY, capacity_for_all};
 use xtrain_report::metrics::format;
 use xtrain_step::engine::Target;
 use xtrain_step::error::LearnError;
@@ -220,12 +220,12 @@ fn experts(planned: &Planned) -> String {
 
 /// The room for rows of experts on ranks that share them; no line if each rank has all.
 fn row_room(planned: &Planned, advised: Option<&Advised<'_>>) -> String {
-    let room = RowRoom::from_spec(&planned.spec).zip(every_factor(&planned.spec));
-    let Some((room, every)) = room else { return String::new() };
+    let room = RowRoom::from_spec(&planned.spec).zip(capacity_for_all(&planned.spec));
+    let Some((room, every)) = room.map(|(room, every)| (room, every.factor())) else { return String::new() };
     let is_chosen = planned.chosen.iter().any(|field| field.key == CAPACITY.field.key);
     let text = match (room, advised.and_then(|advised| advised.largest_room)) {
         (RowRoom::EveryRouting, largest) => format!(
-            "for every routing, {every:.2} times the rows of equal loads{}",
+            "for every routing, {every} times the rows of equal loads{}",
             match largest {
                 Some(RowRoom::Capacity(most)) => format!("; experts.capacity = {most} fits"),
                 _ => String::new(),
@@ -236,9 +236,9 @@ fn row_room(planned: &Planned, advised: Option<&Advised<'_>>) -> String {
             if is_chosen { "as chosen" } else { "as configured" },
             match largest {
                 Some(RowRoom::Capacity(most)) =>
-                    format!("up to {most} fits, and every routing needs {every:.2}; "),
-                Some(RowRoom::EveryRouting) => format!("every routing needs {every:.2}, which fits; "),
-                None => format!("every routing needs {every:.2}; "),
+                    format!("up to {most} fits, and every routing needs {every}; "),
+                Some(RowRoom::EveryRouting) => format!("every routing needs {every}, which fits; "),
+                None => format!("every routing needs {every}; "),
             }
         ),
     };

@@ -105,7 +105,7 @@ fn a_plan_of_ranks_that_share_experts_counts_theirs_and_the_bytes_of_tokens() {
     assert_message("plan, experts that ranks share", line(&text, "experts "));
     assert!(line(&text, "by contents ").contains("tokens "), "{text}");
     // All copies of 4 x 128 tokens may be those of two experts; with equal loads they would be those of four.
-    assert!(line(&text, "room for rows ").contains("2.00 times"), "{text}");
+    assert!(line(&text, "room for rows ").contains(" routing, 2 times"), "{text}");
     let small = plan("--set parallel.expert=4 --set experts.capacity=1.0");
     assert_message("plan, room for rows", line(&small, "room for rows "));
     assert!(!whole.contains("room for rows"), "{whole}");

@@ -2,10 +2,18 @@
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
+use crate::position;
 use crate::source::CONFIG_FILE;
 use std::path::{Path, PathBuf};
-use xtrain_config::{Config, Override, Parsed, listing, nearest};
+use xtrain_config::{Config, MAX_FILE_BYTES, OrAuto, Override, Parsed, files, listing, nearest};
 use xtrain_data::{list_inputs, shell_path};
+use xtrain_planner::choose;
+
+/// The key of the micro-batch size.
+pub(crate) const MICRO_BATCH_SIZE: &str = "train.micro_batch_size";
+
+/// The comment of a run's configuration on a micro-batch size that no one named.
+pub(crate) const WHOLE_BATCH: &str = "all sequences of a rank";
 
 /// Reads the run file at `path` and applies `overrides`.
 ///
@@ -15,7 +23,47 @@ pub fn load<O: Clone + Into<Override>>(path: &Path, overrides: &[O]) -> Result<P
     if let Some(advice) = instead(path) {
         return Err(RunError::Refused(format!("{} {advice}", path.display())));
     }
-    Ok(Config::load(path, overrides)?)
+    let mut parsed = Config::load(path, overrides)?;
+    if RunFolder::of_config(path).is_some() {
+        open_micro_batch(&mut parsed, WHOLE_BATCH, None);
+    }
+    Ok(parsed)
+}
+
+/// As [`load`], to resume the run. A micro-batch size in the configuration of the run folder that the run
+/// chose is open again: other ranks may be unable to share it.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_to_resume<O: Clone + Into<Override>>(path: &Path, overrides: &[O]) -> Result<Parsed, RunError> {
+    let mut parsed = load(path, overrides)?;
+    // One that was changed in the file since the checkpoint is meant.
+    let size = parsed.config.train.micro_batch_size;
+    let folder = RunFolder::of_config(path);
+    let before = folder.and_then(|folder| position::config(&folder).ok());
+    if before.is_some_and(|before| before.train.micro_batch_size == size) {
+        open_micro_batch(&mut parsed, choose::COMMENT, Some(OrAuto::Auto));
+    }
+    Ok(parsed)
+}
+
+/// Sets the micro-batch size of a configuration to `open`, if its file has this comment on it.
+fn open_micro_batch(parsed: &mut Parsed, comment: &str, open: Option<OrAuto>) {
+    let text = files::read(parsed.file(), MAX_FILE_BYTES).unwrap_or_default();
+    let is_marked = comment_on(&String::from_utf8_lossy(&text), MICRO_BATCH_SIZE) == Some(comment);
+    if is_marked && !parsed.is_argument(MICRO_BATCH_SIZE) {
+        parsed.config.train.micro_batch_size = open;
+    }
+}
+
+/// The comment after the value of `key` (`train.recompute`) in the text of a configuration that xtrain wrote.
+pub(crate) fn comment_on<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let (section, name) = key.split_once('.')?;
+    let heading = format!("[{section}]");
+    let lines = text.lines().skip_while(|line| *line != heading).skip(1);
+    let mut lines = lines.take_while(|line| !line.starts_with('['));
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "))?;
+    value.rsplit_once("  # ").map(|(_, comment)| comment)
 }
 
 /// The folder of the run that `parsed` describes, begun or not.

@@ -54,7 +54,8 @@ section! {
         pub dense_blocks: Option<Vec<usize>> = None,
         /// Room for the rows of a rank's experts, with `parallel.expert`: a multiple of the rows that it has
         /// if all experts have equally many tokens. A step whose rows do not fit is repeated with more room.
-        /// Less room takes less memory and changes no bit.
+        /// Less room takes less memory and changes no bit. A resumed run keeps the room that it grew to,
+        /// unless another value is named than the one with which it began.
         #[schemars(schema_with = "capacity", extend("x-default" = "`\"auto\"`", "x-example" = 1.25))]
         pub capacity: Option<OrAuto<f64>> = None,
         /// Load balancing of experts. Without it, most tokens choose the same few.

@@ -27,6 +27,7 @@ mod finish;
 mod observer;
 mod open;
 mod prompts;
+mod recorded;
 mod reference;
 mod reporting;
 mod restore;

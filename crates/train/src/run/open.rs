@@ -15,16 +15,14 @@ use super::setup::{Loaded, Setup};
 use super::snapshot::CheckpointWriter;
 use super::tasks::RunTasks;
 use super::together::Together;
-use super::{Run, choices, wire};
+use super::{Run, choices, recorded, wire};
 use crate::error::RunError;
 use crate::exchange::Identity;
 use crate::process_group::{Facts, ProcessGroup};
 use crate::tasks;
-use xtrain_config::{Config, Parsed};
+use xtrain_config::Parsed;
 use xtrain_evaluation::check_hashes;
-use xtrain_planner::choose;
 use xtrain_planner::describe::describe;
-use xtrain_planner::tunable::Field;
 use xtrain_report::metrics::{DroppedRecords, Event, Resumed, SinkStart};
 use xtrain_report::scores::ScoresFolder;
 use xtrain_step::schedule::Schedule;
@@ -100,7 +98,8 @@ pub(super) fn open(
     let steps = steps.max(position.step);
     stages.on_rank_0("first files", || setup.write_beginning(&config, steps, &corpus))?;
     let records = stages.on_all_ranks("records", || setup.sink_start(&position, &config, steps))?;
-    let config_text = commented(&config, &chosen);
+    let config_text =
+        recorded::text(parsed, &config, &chosen, setup.recorded.as_ref().zip(setup.before.as_ref()));
     let (sink, live) = stages.on_all_ranks("outputs", || {
         setup.outputs(&config, &config_text, &corpus.texts, position.step, records, &command)
     })?;
@@ -138,12 +137,6 @@ pub(super) fn open(
         profiler: None,
         together: Together::default(),
     })))
-}
-
-/// The configuration as the run folder keeps it: with comments on what was chosen.
-fn commented(config: &Config, chosen: &[&'static Field]) -> String {
-    let comments: Vec<_> = chosen.iter().map(|field| (field.key, choose::COMMENT)).collect();
-    config.to_toml_with(&comments)
 }
 
 /// Runs the stages of opening a run on the ranks of a group. The debug log names a stage that fails.

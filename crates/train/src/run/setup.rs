@@ -2,6 +2,7 @@
 
 use super::choices;
 use super::observer::{Observer, Start};
+use super::recorded::Recorded;
 use super::reference::StateCopy;
 use super::reporting::Hardware;
 use super::wire;
@@ -44,6 +45,8 @@ pub(super) struct Setup<'a> {
     pub(super) folder: RunFolder,
     /// The configuration of the latest checkpoint of a resumed run; `None` for a run that begins.
     pub(super) before: Option<Config>,
+    /// The `config.toml` of a resumed run, if it can be read.
+    pub(super) recorded: Option<Recorded>,
 }
 
 impl<'a> Setup<'a> {
@@ -59,7 +62,9 @@ impl<'a> Setup<'a> {
             process_group.check_shared(&folder)?;
         }
         let before = is_resumed.then(|| position::config(&folder)).transpose()?;
-        Ok(Setup { parsed, sources: Sources::resolve(&parsed.config), process_group, folder, before })
+        let recorded = is_resumed.then(|| Recorded::read(&folder)).flatten();
+        let sources = Sources::resolve(&parsed.config);
+        Ok(Setup { parsed, sources, process_group, folder, before, recorded })
     }
 
     /// The folder of the run, if it has begun before.
@@ -170,6 +175,9 @@ impl<'a> Setup<'a> {
         let mut resolved = parsed.resolve(&facts)?;
         if let Some(before) = &self.before {
             wire::resume(parsed, before, &mut resolved.config)?;
+            if let Some(recorded) = &self.recorded {
+                recorded.resume_room(before, &mut resolved.config);
+            }
         }
         let planned = planned_for(resolved, process_group.rank())?;
         let context = planned.spec.model.context();

@@ -21,7 +21,10 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
     }
     overrides.extend(args.threads.map(|threads| Override::Set(format!("train.threads={threads}"))));
     overrides.extend(args.processes.device(&args.run.set)?);
-    let parsed = run_file::load(&args.run.file, &overrides)?;
+    let parsed = match args.resume {
+        true => run_file::load_to_resume(&args.run.file, &overrides)?,
+        false => run_file::load(&args.run.file, &overrides)?,
+    };
     if let Some(count) = place.launches(&args.processes)? {
         parsed.check_shared(count)?;
         return ranks::launch_run(count, &parsed);

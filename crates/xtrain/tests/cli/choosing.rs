@@ -17,7 +17,7 @@ fn what_was_chosen_is_recorded_and_a_resumed_run_keeps_it() {
     assert_eq!(recorded("recompute"), "recompute = \"none\"  # chosen when the run began");
     assert_eq!(recorded("loss_chunk"), "loss_chunk = 4096  # chosen when the run began");
     assert_eq!(line(&place, "out", "recompute_blocks"), None);
-    assert_eq!(recorded("micro_batch_size"), "micro_batch_size = 4");
+    assert_eq!(recorded("micro_batch_size"), "micro_batch_size = 4  # all sequences of a rank");
     place.run("train run.toml --out out --resume --set train.steps=6").succeeds();
     assert_eq!(recorded("recompute"), "recompute = \"none\"  # chosen when the run began");
     assert_eq!(recorded("loss_chunk"), "loss_chunk = 4096  # chosen when the run began");
@@ -28,8 +28,8 @@ fn what_was_chosen_is_recorded_and_a_resumed_run_keeps_it() {
     place.run(&format!("train run.toml --out out --resume --set train.steps=12 {given}")).succeeds();
     assert_eq!(recorded("recompute"), "recompute = \"norms\"");
     place.run("train run.toml --out out --resume --set train.steps=15").succeeds();
-    assert_eq!(recorded("recompute"), "recompute = \"norms\"  # chosen when the run began");
-    assert_eq!(recorded("recompute_blocks"), "recompute_blocks = 1  # chosen when the run began");
+    assert_eq!(recorded("recompute"), "recompute = \"norms\"");
+    assert_eq!(recorded("recompute_blocks"), "recompute_blocks = 1");
     // The configuration of the folder is a run file that chooses nothing.
     place.run("train out/config.toml --out again --set train.steps=2").succeeds();
     assert_eq!(line(&place, "again", "recompute").as_deref(), Some("recompute = \"norms\""));
@@ -43,6 +43,29 @@ fn a_micro_batch_is_chosen_if_it_is_asked_for() {
     assert_eq!(chosen, "micro_batch_size = 4  # chosen when the run began");
     place.train("given", "--set train.steps=2 --set train.micro_batch_size=2");
     assert_eq!(line(&place, "given", "micro_batch_size").as_deref(), Some("micro_batch_size = 2"));
+}
+
+/// Its configuration fits any number of ranks, unless the user named a size that does not.
+#[test]
+fn a_run_is_resumed_from_its_own_configuration_on_other_numbers_of_ranks() {
+    let place = Place::new();
+    let resume = |out: &str, steps: usize, ranks: usize| {
+        place.run(&format!("train {out}/config.toml --resume --ranks {ranks} --set train.steps={steps}"))
+    };
+    let size = |out: &str| line(&place, out, "micro_batch_size").unwrap_or_default();
+    place.train("whole", "--set train.steps=2");
+    for (steps, ranks, expected) in [(4, 4, 1), (6, 2, 2), (8, 1, 4)] {
+        resume("whole", steps, ranks).succeeds();
+        assert_eq!(size("whole"), format!("micro_batch_size = {expected}  # all sequences of a rank"));
+    }
+    // One that was chosen is kept where it fits, so that bits do not change.
+    place.train("auto", "--set train.steps=2 --set train.micro_batch_size=auto");
+    for (steps, ranks, expected) in [(4, 4, 1), (6, 2, 1)] {
+        resume("auto", steps, ranks).succeeds();
+        assert_eq!(size("auto"), format!("micro_batch_size = {expected}  # chosen when the run began"));
+    }
+    place.train("named", "--set train.steps=2 --set train.micro_batch_size=4");
+    resume("named", 4, 4).refuses(&["`micro_batch_size` = 4", "`micro_batch_size = 1`"]);
 }
 
 #[test]

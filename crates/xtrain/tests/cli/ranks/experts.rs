@@ -92,6 +92,35 @@ fn a_run_is_resumed_with_the_room_for_every_routing_that_it_needed() {
 }
 
 #[test]
+fn a_resumed_run_keeps_the_room_that_it_grew_to_unless_another_is_named() {
+    let place = Place::new();
+    let sets = unbalanced(&place);
+    let run = |steps: usize, more: &str| {
+        let ran = place.train("out", &format!("{sets} --set train.steps={steps} {more}"));
+        format!("{}{}", ran.stdout, ran.stderr)
+    };
+    let began = |config: &str| {
+        let text = String::from_utf8(place.read("out/config.toml")).expect("text");
+        assert!(text.lines().any(|line| line == config), "{text}");
+    };
+    assert!(run(2, "--set experts.capacity=1.0").contains("is repeated with "));
+    // The run file still names it, also as the run folder keeps it, or leaves it open.
+    for (steps, named) in
+        [(4, "--set experts.capacity=1.0"), (6, "--set experts.capacity=1.0"), (8, ""), (10, "")]
+    {
+        let said = run(steps, &format!("{named} --resume"));
+        assert!(!said.contains("is repeated") && !said.contains("experts.capacity: "), "{steps}: {said}");
+        began("capacity = 1.0");
+    }
+    let own = place.run("train out/config.toml --ranks 4 --resume --set train.steps=12").succeeds();
+    assert!(!format!("{}{}", own.stdout, own.stderr).contains("is repeated"), "{}", own.stdout);
+    began("capacity = 1.0");
+    let said = run(14, "--set experts.capacity=3 --resume");
+    assert!(said.contains("experts.capacity: ") && said.contains(" -> 3.0"), "{said}");
+    began("capacity = 3.0");
+}
+
+#[test]
 fn micro_batches_of_few_tokens_have_the_bits_of_one_process_too() {
     let place = Place::new();
     for recipe in ["fp32", "fp8-block"] {

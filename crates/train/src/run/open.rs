@@ -112,8 +112,15 @@ pub(super) fn open(
             choices::record(&setup.folder, recorded, learner.weights().engine());
         }
         observer.started(&config, &describe(learner.spec()), &hardware.device, position.step, steps);
-        if let SinkStart::Resumed(DroppedRecords { after, switched, .. }) = records {
-            observer.event(&Event::Resumed(Resumed { step: after, switched }), steps);
+        match records {
+            SinkStart::Resumed(_) if checkpoints.last.is_none() => tracing::info!(
+                "{} has no checkpoint yet, so the run begins anew",
+                setup.folder.path().display()
+            ),
+            SinkStart::Resumed(DroppedRecords { after, switched, .. }) => {
+                observer.event(&Event::Resumed(Resumed { step: after, switched }), steps);
+            }
+            SinkStart::Fresh => {}
         }
     }
     Ok(Opened::Run(Box::new(Run {

@@ -69,6 +69,21 @@ fn a_run_is_resumed_from_its_own_configuration_on_other_numbers_of_ranks() {
 }
 
 #[test]
+fn a_run_that_died_before_its_first_checkpoint_begins_anew() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=2");
+    std::fs::remove_dir_all(place.path("out/checkpoints")).expect("checkpoints");
+    let ran = place.train("out", "--set train.steps=2 --resume");
+    assert!(ran.stderr.contains("no checkpoint yet"), "{}", ran.stderr);
+    let ran = place.train("out", "--set train.steps=3 --resume");
+    assert!(
+        ran.stdout.contains("resumed after step 2") && !ran.stderr.contains("no checkpoint"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
 fn a_run_of_days_is_told_before_its_text_is_read() {
     let place = Place::new();
     let long = "--set train.steps=2000000000 --set model.dim=64 --set data.train=nowhere.txt";

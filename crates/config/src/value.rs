@@ -27,6 +27,11 @@ pub(super) struct KeyPlace<'a> {
 impl KeyPlace<'_> {
     /// `node` as JSON if it is of `kind`; `path` names it: `train[1].weight`.
     pub(super) fn value(&mut self, kind: &Kind, node: &Node, path: &str) -> Option<Json> {
+        self.value_among(kind, kind, node, path)
+    }
+
+    /// As [`KeyPlace::value`], of one of the kinds that are `allowed`, which an error names.
+    fn value_among(&mut self, allowed: &Kind, kind: &Kind, node: &Node, path: &str) -> Option<Json> {
         match (kind, &node.value) {
             (Kind::Bool, Value::Bool(flag)) => Some(Json::from(*flag)),
             (Kind::Integer { min, max, .. }, Value::Integer(integer)) if (min..=max).contains(&integer) => {
@@ -35,9 +40,9 @@ impl KeyPlace<'_> {
             (Kind::Integer { has_unit: true, .. }, Value::Text(text)) => match parse_count(text) {
                 Some(count) => {
                     let node = Node { value: Value::Integer(count.into()), origin: node.origin.clone() };
-                    self.value(kind, &node, path)
+                    self.value_among(allowed, kind, &node, path)
                 }
-                None => self.mismatch(kind, node, path),
+                None => self.mismatch(allowed, kind, node, path),
             },
             (Kind::Number(interval), Value::Integer(integer)) if interval.contains(*integer as f64) => {
                 Some(Json::from(*integer as f64))
@@ -74,10 +79,14 @@ impl KeyPlace<'_> {
             }
             // A word that is none of the choices may have been meant for a number.
             (Kind::Either(kinds), value) => match kinds.iter().find(|kind| could_be(kind, value)) {
-                Some(kind) => self.value(kind, node, path),
-                None => self.mismatch(kind, node, path),
+                // A number out of range may be replaced by a word, and a list not by its entry.
+                Some(one) => {
+                    let has_words = kinds.iter().any(|kind| matches!(kind, Kind::Choice(_)));
+                    self.value_among(if has_words { kind } else { one }, one, node, path)
+                }
+                None => self.mismatch(kind, kind, node, path),
             },
-            _ => self.mismatch(kind, node, path),
+            _ => self.mismatch(allowed, kind, node, path),
         }
     }
 
@@ -173,8 +182,8 @@ impl KeyPlace<'_> {
         Some(json)
     }
 
-    /// Reports the allowed and the actual value at `path`.
-    fn mismatch(&mut self, kind: &Kind, node: &Node, path: &str) -> Option<Json> {
+    /// Reports the allowed and the actual value at `path`, which is meant for `kind`.
+    fn mismatch(&mut self, allowed: &Kind, kind: &Kind, node: &Node, path: &str) -> Option<Json> {
         let advice = match (self.meant(kind, &node.value, path), kind, &node.value) {
             (Some(Meant::Nothing(why)), ..) => format!("; {why}"),
             (Some(Meant::Value(ours)), ..) => format!("; did you mean {ours}?"),
@@ -200,12 +209,12 @@ impl KeyPlace<'_> {
             _ if path == self.key.name => self.key.for_example(),
             _ => String::new(),
         };
-        let must = match (kind, &node.value) {
+        let must = match (allowed, &node.value) {
             // An upper bound that is TOML's own is mentioned only if it is exceeded.
             (Kind::Integer { min, max, .. }, Value::Integer(given)) if given > max => {
                 format!("a whole number from {min} to {max}")
             }
-            _ => kind.describe(),
+            _ => allowed.describe(),
         };
         self.fail(&node.origin, format!("`{path}` must be {must}, not {}{advice}", shown(&node.value)))
     }

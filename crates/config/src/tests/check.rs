@@ -256,6 +256,11 @@ fn values_out_of_range_name_the_range() {
             "batch_size = 0",
             "`batch_size` must be a whole number from 1 to 16777216, not 0; for example `batch_size = 8`",
         ),
+        (
+            "experts",
+            "capacity = -1",
+            "`capacity` must be a number from 1 to 1000, or \"auto\", not -1; for example `capacity = 1.25`",
+        ),
         ("train", "seed = -1", "`seed` must be a whole number of at least 0, not -1; for example `seed = 0`"),
         (
             "train",

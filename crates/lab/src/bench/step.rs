@@ -297,11 +297,11 @@ fn measure(
             if flying.len() > IN_FLIGHT
                 && let Some(oldest) = flying.pop_front()
             {
-                loss = loss_of(bench.learner.collect(oldest)?)?;
+                loss = loss_of(bench.learner.collect(oldest)?, process_group)?;
             }
         }
         for ticket in flying {
-            loss = loss_of(bench.learner.collect(ticket)?)?;
+            loss = loss_of(bench.learner.collect(ticket)?, process_group)?;
         }
         Ok(begun.elapsed().as_secs_f64() / steps as f64)
     };
@@ -358,15 +358,17 @@ fn measure(
     })
 }
 
-/// The loss of a step, whose rows of experts must have fitted: otherwise it did less work.
-fn loss_of(result: StepResult) -> Result<f64, RunError> {
-    match result.overflow {
-        None => Ok(result.loss),
-        Some(Overflow { block, needed, room, .. }) => Err(RunError::Refused(format!(
+/// The loss of a step, whose rows of experts must have fitted: otherwise it did less work. All ranks refuse
+/// the same step, and rank 0 says why.
+fn loss_of(result: StepResult, process_group: &ProcessGroup) -> Result<f64, RunError> {
+    let Some(Overflow { block, needed, room, .. }) = result.overflow else { return Ok(result.loss) };
+    let refused = |_: Option<()>| {
+        Err(RunError::Refused(format!(
             "the experts of block {block} need {needed} rows, and a rank has {room}, so a run would repeat the step with more; set a \
              larger experts.capacity"
-        ))),
-    }
+        )))
+    };
+    process_group.after_first(refused, |_| ())
 }
 
 /// Runs a step, and returns the bytes that one of several ranks would have sent; `None` if nothing counts

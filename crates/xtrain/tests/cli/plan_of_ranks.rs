@@ -193,6 +193,10 @@ fn one_of_several_ranks_is_measured_on_one_device() {
     place
         .run(&format!("bench step run.toml --rank-of 4 {quick} {mixture} {long}"))
         .refuses(&["the experts of block ", "experts.capacity"]);
+    // All ranks see it, and one reports it.
+    place
+        .run(&format!("bench step run.toml --ranks 4 {quick} {mixture} {long}"))
+        .refuses(&["the experts of block ", "experts.capacity"]);
     let table = place.run(&format!("bench step run.toml --rank-of 4 {quick}")).succeeds().stdout;
     for row in ["\nrank ", "\nstep by the plan ", "\nallocated memory ", "\nsent a step "] {
         assert!(table.contains(row), "{table}");

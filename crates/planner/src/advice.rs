@@ -209,7 +209,9 @@ impl<E: From<PlanError>> Planner<'_, E> {
         let is_new = |setting: &&String| !setting.starts_with("parallel.") && !is_open(setting);
         let with_least: Vec<String> = given.iter().chain(least.iter().filter(is_new)).cloned().collect();
         for changed in [given, with_least] {
-            let (modes, weights) = self.candidates(&(self.replan)(count, &changed)?)?;
+            // So many ranks may be unable to share the micro-batches of the run file.
+            let Ok(open) = (self.replan)(count, &changed) else { continue };
+            let (modes, weights) = self.candidates(&open)?;
             let Some(best) = fastest(&modes, self.available()) else { continue };
             let mut settings = settings(&modes[weights], &modes[best]);
             let is_known = |setting: &String| settings.iter().any(|known| key(known) == key(setting));

@@ -489,6 +489,18 @@ fn published_mixtures_are_planned_from_their_config_json() {
     }
 }
 
+/// More GPUs have the micro-batches that they can share, not those of the run file.
+#[test]
+fn a_run_that_fits_on_more_gpus_is_planned_there_with_micro_batches_that_they_share() {
+    let place = Place::new();
+    let model = "--set model.dim=1024 --set model.layers=8 --set model.heads=8 --set model.vocab_size=8192";
+    let batch = "--set train.batch_size=8 --set train.micro_batch_size=4";
+    let text =
+        plan(&place, &format!("run.toml {model} {batch} --gpus 2 --device-model h200 --memory 700MiB"));
+    let proposed = answer(&text, "proposed");
+    assert!(proposed.starts_with("--gpus 8 ") && proposed.contains("train.micro_batch_size=1"), "{text}");
+}
+
 #[test]
 fn processes_on_a_cpu_share_its_memory() {
     let place = Place::new();

@@ -18,8 +18,8 @@ pub struct TensorCut {
 /// The dimension by which a parameter is cut.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CutBy {
-    /// Rows: the lengths of consecutive runs of them, one for each parameter that it fuses. A rank has an equal
-    /// part of each run: of query, of key and of value heads.
+    /// Rows: the lengths of consecutive runs of them, one for each parameter that it fuses. A rank has an
+    /// equal part of each run: of query, of key and of value heads.
     Rows(Vec<usize>),
     /// Columns: a rank has an equal part of each row.
     Columns,

@@ -59,18 +59,7 @@ pub(super) fn reduce(
     }
     let instances = std::mem::take(&mut program.instances);
     let delay = if parallel.cuts_gradients() { parallel.prefetch_blocks } else { 1 };
-    let mut pass = ReducePass {
-        out: program,
-        parallel,
-        levels,
-        ops,
-        micro_step: None,
-        reduction: Vec::new(),
-        placed: Vec::new(),
-        delay,
-        blocks_done: 0,
-        delayed: Vec::new(),
-    };
+    let mut pass = ReducePass::new(program, parallel, levels, ops, delay);
     // A gather or a sum over replicas follows the sums of a replica.
     let collectives_follow = !parallel.cuts_state() || parallel.replicas > 1;
     // Parameters whose gradients are complete, and the block of their last writers.
@@ -247,7 +236,28 @@ struct Delayed {
     segments: VecDeque<Vec<Instance>>,
 }
 
-impl ReducePass<'_> {
+impl<'a> ReducePass<'a> {
+    fn new(
+        out: Program,
+        parallel: &'a Parallel,
+        levels: Option<usize>,
+        ops: &'a dyn ShardOps,
+        delay: usize,
+    ) -> ReducePass<'a> {
+        ReducePass {
+            out,
+            parallel,
+            levels,
+            ops,
+            micro_step: None,
+            reduction: Vec::new(),
+            placed: Vec::new(),
+            delay,
+            blocks_done: 0,
+            delayed: Vec::new(),
+        }
+    }
+
     /// Begins the reductions of these parameters, whose last writers are in `block`, and goes on with earlier
     /// ones.
     fn reduce_together(

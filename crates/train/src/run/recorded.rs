@@ -17,7 +17,7 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
-    /// That of the run in `folder`; `None` if it cannot be read, or is damaged.
+    /// The configuration of the run in `folder`; `None` if it cannot be read, or is damaged.
     pub(super) fn read(folder: &RunFolder) -> Option<Recorded> {
         let path = folder.config();
         let bytes = files::read(&path, MAX_FILE_BYTES).ok()?;

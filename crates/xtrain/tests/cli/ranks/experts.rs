@@ -175,5 +175,5 @@ fn ranks_that_cannot_share_experts_are_refused_with_what_works() {
     for capacity in ["0.5", "nan", "inf"] {
         mixture(&format!("--ranks 2 --set parallel.expert=2 --set experts.capacity={capacity}"), "capacity");
     }
-    refused("--set parallel.tensor=2", &["not supported yet"]);
+    refused("--set parallel.context=2", &["not supported yet"]);
 }

@@ -41,7 +41,7 @@ impl Sampled for SumParts {
     fn samples() -> Vec<Sample> {
         let f32 = SumParts { out: Some(DType::F32) };
         vec![
-            Sample::plain(SumParts { out: None }, [SampleInput::activation([3, 5, 7])]),
+            Sample::plain(SumParts { out: None }, [SampleInput::activation([3, 5, 7]).computed()]),
             Sample::plain(
                 SumParts { out: None },
                 [SampleInput::activation([4, 3, 11]).in_format(DType::BF16)],
@@ -51,7 +51,7 @@ impl Sampled for SumParts {
     }
 
     fn large() -> Sample {
-        Sample::plain(SumParts { out: None }, [SampleInput::activation([4, 300, 161])])
+        Sample::plain(SumParts { out: None }, [SampleInput::activation([4, 300, 161]).computed()])
     }
 
     fn gpu_samples() -> Vec<Sample> {

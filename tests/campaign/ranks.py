@@ -35,9 +35,10 @@ SHORT = 2
 BAR = 15
 
 
-def command(recipe, out, ranks, expert=1):
-    """The command of a run on so many ranks, of which `expert` share the experts of a mixture."""
+def command(recipe, out, ranks, stages=1, expert=1):
+    """The command of a run on so many ranks, in so many stages, of whose ranks `expert` share the experts of a mixture."""
     sharing = [f"parallel.expert={expert}", "experts.capacity=1.0"] if expert > 1 else []
+    sharing += [f"parallel.pipeline={stages}"] if stages > 1 else []
     sets = [word for setting in [*SHARED, *RECIPES[recipe], *sharing] for word in ("--set", setting)]
     processes = ["--ranks", str(ranks)] if ranks > 1 else []
     return ["train", "run.toml", "--out", out, "--resume", "--threads", "1", *sets, *processes]
@@ -60,10 +61,12 @@ def trial(prepared, base, folder, program, dice, count):
     kills = 0
     while True:
         ranks = dice.choice([1, 2, 2, 4])
-        expert = dice.choice([n for n in [1, 2, 4, 4] if ranks % n == 0]) if recipe.startswith("experts") else 1
+        replicas = 2 if recipe == "replicas" and ranks > 1 else 1
+        stages = dice.choice([n for n in [1, 1, 2] if ranks % (n * replicas) == 0])
+        expert = dice.choice([n for n in [1, 2, 4, 4] if ranks // stages % n == 0]) if recipe.startswith("experts") else 1
         # Short lives, so that they are many; longer ones as they fail to bring it to its end.
         patience = dice.uniform(0, (prepared[recipe] + 0.3) * (10 + 4 * kills) / 40)
-        code, said = attacked(folder, program, command(recipe, "run", ranks, expert), patience, dice, count)
+        code, said = attacked(folder, program, command(recipe, "run", ranks, stages, expert), patience, dice, count)
         place.check_whole(folder)
         if code == 0:
             break

@@ -137,7 +137,7 @@ pub(super) fn shared_by(config: &Config, ranks: usize, report: &mut Report) {
 /// Checks that so many ranks with different data get as many micro-batches each.
 fn shared_batch(config: &Config, ranks: usize, report: &mut Report) {
     let (batch, micro) = (config.train.batch_size, config.train.micro_batch_size);
-    let of_tensor = if config.parallel.tensor > 1 { "groups of tensor ranks" } else { "ranks" };
+    let sharers = if config.parallel.tensor > 1 { "groups of tensor ranks" } else { "ranks" };
     if !batch.is_multiple_of(ranks) {
         let unit = match micro {
             Some(OrAuto::Is(micro)) if report.is_given("train.micro_batch_size") => ranks * micro,
@@ -149,7 +149,7 @@ fn shared_batch(config: &Config, ranks: usize, report: &mut Report) {
         report.about(
             &["train.batch_size"],
             format!(
-                "`batch_size` = {batch} cannot be shared evenly by {ranks} {of_tensor}; try {}{}",
+                "`batch_size` = {batch} cannot be shared evenly by {ranks} {sharers}; try {}{}",
                 tries.join(" or "),
                 match batch < ranks {
                     true => ", or a larger `parallel.tensor`, whose ranks share sequences",

@@ -10,8 +10,8 @@ use xtrain_model::ModelRanks;
 use xtrain_model::decoder::{Batch, Loss, io};
 use xtrain_rank::Rank;
 use xtrain_runtime::{Part, ProgramId, Ticket};
+use xtrain_step::batch_share::BatchShare;
 use xtrain_step::error::LearnError;
-use xtrain_step::layout::BatchShare;
 use xtrain_step::learner::{IN_FLIGHT, feed};
 use xtrain_step::programs;
 use xtrain_step::weights::Weights;
@@ -132,7 +132,7 @@ impl Evaluator {
             stops |= stop_request;
             if sums.is_of_a_batch {
                 // The ranks of a tensor group have the same sequences.
-                let counts = self.ranks.tensor_groups().place(rank) == 0;
+                let counts = self.ranks.tensor.place(rank) == 0;
                 tally.add(&sums, if counts { self.batch.sequences as u64 } else { 0 });
             }
         }

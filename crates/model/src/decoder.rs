@@ -1,11 +1,11 @@
 //! Tracing the decoder: pre-norm blocks on a residual stream, each a mixer (grouped-query attention) and a
 //! feed-forward (one, or a mixture of experts).
 //!
-//! Shape legend: t tokens of the batch (B sequences of S, flattened), d model width, v vocabulary. Ranks of a
-//! tensor group each have a part of the tokens between the linear layers, and a part of the heads within
-//! attention; t are then the tokens of one rank where a comment does not say all. The
-//! residual addition at the end of a half-block is fused with the norm that follows it, so a block's first
-//! instance finishes the block before; its sum is the boundary that recomputation saves.
+//! Shape legend: t tokens of the batch (B sequences of S, flattened), d model width, v vocabulary. A rank of a
+//! tensor group has a part of the tokens between the linear layers; t are then these.
+//!
+//! The residual addition at the end of a half-block is fused with the norm that follows it, so a block's
+//! first instance finishes the block before; its sum is the boundary that recomputation saves.
 
 mod declare;
 mod experts;
@@ -454,10 +454,10 @@ impl<'a> Trace<'a> {
     /// A tensor with a row for each token of this rank, for those of all ranks of its tensor group.
     fn of_all_tokens(&self, t: &mut Tracer, x: ValueId) -> Result<ValueId, TraceError> {
         let ranks = self.context.ranks();
-        if ranks.tensor == 1 {
+        if ranks.tensor.size == 1 {
             return Ok(x);
         }
-        let gather = GatherSequence { groups: ranks.tensor_groups(), tokens: self.batch.tokens() };
+        let gather = GatherSequence { groups: ranks.tensor, tokens: self.batch.tokens() };
         Ok(t.apply(gather, &[x])?[0])
     }
 
@@ -546,7 +546,7 @@ impl<'a> Trace<'a> {
     /// A linear layer. In a tensor group each rank computes some outputs for the tokens of all ranks, or its
     /// part of the sums over inputs, which are then added for the tokens of each rank.
     fn linear(&self, t: &mut Tracer, x: ValueId, linear: &LinearSpec) -> Result<ValueId, TraceError> {
-        let cut = linear.tensor_cut().filter(|_| self.context.ranks().tensor > 1);
+        let cut = linear.tensor_cut().filter(|_| self.context.ranks().tensor.size > 1);
         assert!(
             !(linear.bias && cut == Some(CutBy::Columns)),
             "each rank of a tensor group would add the bias of {}",
@@ -559,12 +559,12 @@ impl<'a> Trace<'a> {
             inputs.push(self.parameter(t, linear.site, "bias"));
         }
         let y = t.apply(Linear, &inputs)?[0];
-        if cut == Some(CutBy::Columns) { scatter(t, self.context.ranks().tensor_groups(), y) } else { Ok(y) }
+        if cut == Some(CutBy::Columns) { scatter(t, self.context.ranks().tensor, y) } else { Ok(y) }
     }
 
     fn attention(&self, t: &mut Tracer, a: &SelfAttention, x: ValueId) -> Result<ValueId, TraceError> {
         let &SelfAttention { head_dim, scale, rotary, qk_norm, .. } = a;
-        let [heads, kv_heads] = [a.heads, a.kv_heads].map(|heads| heads / self.context.ranks().tensor);
+        let [heads, kv_heads] = [a.heads, a.kv_heads].map(|heads| heads / self.context.ranks().tensor.size);
         let tokens = self.batch.tokens();
         let qkv = self.linear(t, x, &a.qkv_proj(self.model.dim))?;
 

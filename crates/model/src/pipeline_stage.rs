@@ -11,29 +11,24 @@ pub struct ModelRanks {
     pub experts: ExpertRanks,
     /// The part of the model that this rank computes.
     pub stage: PipelineStage,
-    /// Neighbouring ranks that compute the same tokens, each with a part of each matrix; 1 if a rank has all.
-    pub tensor: usize,
+    /// The ranks that compute the same tokens, each with a part of each matrix.
+    pub tensor: Groups,
 }
 
 impl ModelRanks {
     /// One rank that computes the whole model.
     pub const ALONE: ModelRanks =
-        ModelRanks { experts: ExpertRanks::ALONE, stage: PipelineStage::WHOLE, tensor: 1 };
-
-    /// The ranks that compute the same tokens.
-    pub const fn tensor_groups(self) -> Groups {
-        Groups { size: self.tensor, stride: 1 }
-    }
+        ModelRanks { experts: ExpertRanks::ALONE, stage: PipelineStage::WHOLE, tensor: Groups::world(1) };
 
     /// A rank of the run among those of its stage that have different data.
     pub const fn data_rank(self, rank: Rank) -> Rank {
-        let ranks = rank.world_size / self.stage.count / self.tensor;
-        Groups { size: ranks, stride: self.tensor }.rank_within(rank.index)
+        let ranks = rank.world_size / self.stage.count / self.tensor.size;
+        Groups { size: ranks, stride: self.tensor.size }.rank_within(rank.index)
     }
 
     /// Of so many tokens, those whose residual stream a rank has. The last ranks may have fewer, and padding.
     pub const fn own_tokens(self, tokens: usize) -> usize {
-        tokens.div_ceil(self.tensor)
+        tokens.div_ceil(self.tensor.size)
     }
 }
 

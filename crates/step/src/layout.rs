@@ -1,21 +1,20 @@
 //! The layout of a model over the ranks of a run: which rows of each parameter a rank has. All programs of a
 //! run use one layout, whatever they compute in.
 
+mod refusals;
+
+use crate::batch_share::BatchShare;
 use crate::error::ProgramError;
 use crate::linear_gemms::weights_scaled_by_blocks;
 use crate::training_spec::TrainingSpec;
-use std::borrow::Cow;
+use refusals::divisors;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use xtrain_model::{
-    Architecture, ExpertRanks, FeedForward, Mixer, ModelRanks, Numerics, ParameterSpec, PipelineStage, Recipe,
-};
-use xtrain_ops::permute::UnpermuteTree;
+use xtrain_model::{Architecture, ExpertRanks, ModelRanks, Numerics, ParameterSpec, PipelineStage};
 use xtrain_program::shard::Tie;
 use xtrain_program::{
-    Gather, Groups, Parallel, ParameterCut, Program, Reduce, RowShard, Rows, StateKind, Storage, Value, cut,
+    Groups, Parallel, ParameterCut, Program, Reduce, RowShard, Rows, StateKind, Storage, Value, cut,
 };
-use xtrain_rank::Rank;
 use xtrain_tensor::{Shape, TILE, TensorType};
 
 /// The most units of a parameter under sums for any world: squares of each unit are sent in every step.
@@ -57,34 +56,6 @@ pub struct HeldRows {
     pub of: usize,
     /// The rows that this rank has.
     pub rows: Range<usize>,
-}
-
-/// The share of a batch that a rank computes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BatchShare {
-    /// The part of the model.
-    pub stage: PipelineStage,
-    /// The tokens whose residual stream it has. Those after the end of the batch are padding.
-    pub tokens: Range<usize>,
-}
-
-impl BatchShare {
-    /// All of a batch of so many tokens.
-    pub const fn whole(tokens: usize) -> BatchShare {
-        BatchShare { stage: PipelineStage::WHOLE, tokens: 0..tokens }
-    }
-
-    /// The values of these tokens, of which `all` has one each, and `padding` for those after the end.
-    pub fn of<'a, T: Copy>(&self, all: &'a [T], padding: T) -> Cow<'a, [T]> {
-        let Range { start, end } = self.tokens;
-        let held = &all[start.min(all.len())..end.min(all.len())];
-        if held.len() == self.tokens.len() {
-            return Cow::Borrowed(held);
-        }
-        let mut padded = held.to_vec();
-        padded.resize(self.tokens.len(), padding);
-        Cow::Owned(padded)
-    }
 }
 
 /// The ranks of a stage that hold the same of a state value.
@@ -156,9 +127,7 @@ impl Layout {
         parallel: Parallel,
         split: &[usize],
     ) -> Result<Layout, ProgramError> {
-        check(&parallel, model)?;
-        check_split(&parallel, model, split)?;
-        check_scales(&parallel, numerics)?;
+        refusals::check(&parallel, model, numerics, split)?;
         if parallel == Parallel::ALONE {
             return Ok(Layout::alone());
         }
@@ -230,7 +199,7 @@ impl Layout {
     /// How ranks share the computation of the model, with room for every routing.
     pub fn ranks(&self) -> ModelRanks {
         let experts = ExpertRanks::of_run(&self.parallel);
-        ModelRanks { experts, stage: self.stage, tensor: self.parallel.tensor }
+        ModelRanks { experts, stage: self.stage, tensor: self.parallel.tensor_groups() }
     }
 
     /// The parameter that this stage and another one both have, if there is one.
@@ -298,7 +267,7 @@ impl Layout {
     pub fn share(&self, tokens: usize) -> BatchShare {
         let ranks = self.ranks();
         let own = ranks.own_tokens(tokens);
-        let first = ranks.tensor_groups().place(self.parallel.rank.index) * own;
+        let first = ranks.tensor.place(self.parallel.rank.index) * own;
         BatchShare { stage: self.stage, tokens: first..first + own }
     }
 
@@ -425,158 +394,12 @@ fn any_world_unit(rows: usize, experts: Option<usize>, unit: usize) -> usize {
     }
 }
 
-/// The divisors of `n`, in order.
-fn divisors(n: usize) -> impl Iterator<Item = usize> {
-    (1..=n).filter(move |divisor| n.is_multiple_of(*divisor))
-}
-
-/// Refuses settings that contradict each other or the model.
-fn check(parallel: &Parallel, model: &Architecture) -> Result<(), ProgramError> {
-    let Parallel { rank: Rank { world_size, .. }, pipeline, replicas, .. } = *parallel;
-    if pipeline == 0 || !world_size.is_multiple_of(pipeline) {
-        let nearest = divisors(world_size).min_by_key(|n| n.abs_diff(pipeline)).unwrap_or(1);
-        return Err(ProgramError::Refused(format!(
-            "{world_size} ranks cannot be divided into parallel.pipeline = {pipeline} stages of equal size; the nearest value that works is \
-             {nearest}"
-        )));
-    }
-    let world_size = world_size / pipeline;
-    if replicas == 0 || !world_size.is_multiple_of(replicas) {
-        return Err(ProgramError::Refused(format!(
-            "{world_size} ranks cannot be divided into parallel.replicas = {replicas} groups of equal size"
-        )));
-    }
-    check_experts(parallel, model)?;
-    check_tensor(parallel, model)?;
-    if parallel.reduce.is_any_world() && !world_size.is_power_of_two() {
-        return Err(ProgramError::Refused(format!(
-            "parallel.reduce = \"any-world\" adds gradients as a binary tree over ranks, whose number must be a power of two, not \
-             {world_size}; use another number of ranks, or leave the key out"
-        )));
-    }
-    Ok(())
-}
-
-/// Refuses stages of which one would have no block.
-fn check_split(parallel: &Parallel, model: &Architecture, split: &[usize]) -> Result<(), ProgramError> {
-    let (stages, blocks) = (parallel.pipeline, model.layers.len());
-    if stages > blocks {
-        return Err(ProgramError::Refused(format!(
-            "parallel.pipeline = {stages} has more stages than this model has blocks; use at most {blocks}"
-        )));
-    }
-    let is_split = split.len() == stages && split.iter().sum::<usize>() == blocks && !split.contains(&0);
-    if stages > 1 && !is_split {
-        return Err(ProgramError::Refused(format!(
-            "parallel.pipeline_split = {split:?} must have {stages} numbers of blocks, of which none is 0 and which add up to {blocks}; leave \
-             the key out to have the stages balanced"
-        )));
-    }
-    Ok(())
-}
-
-/// Refuses ranks that cannot share the experts of the model.
-fn check_experts(parallel: &Parallel, model: &Architecture) -> Result<(), ProgramError> {
-    let (expert, shards) = (parallel.expert, parallel.shards());
-    if expert == 1 {
-        return Ok(());
-    }
-    let counts: Vec<usize> =
-        model.layers.iter().filter_map(|layer| layer.feed_forward.experts()).map(|e| e.count).collect();
-    let Some(&most) = counts.iter().max() else {
-        return Err(ProgramError::Refused(format!(
-            "parallel.expert = {expert} shares experts, and this model has none; leave the key out"
-        )));
-    };
-    let divides = |n: usize| counts.iter().chain([&shards]).all(|count| count.is_multiple_of(n));
-    if expert == 0 || !divides(expert) {
-        let nearest = (1..=most.min(shards)).filter(|n| divides(*n)).min_by_key(|n| n.abs_diff(expert));
-        let of = if parallel.replicas > 1 { " of a replica" } else { "" };
-        return Err(ProgramError::Refused(format!(
-            "parallel.expert = {expert} must divide the {shards} ranks{of} and the {most} experts of a block; the nearest value that \
-             does is {}",
-            nearest.unwrap_or(1)
-        )));
-    }
-    let groups = counts.iter().map(|&count| UnpermuteTree::groups_of(count)).min().unwrap_or(1);
-    if parallel.reduce.is_any_world() && !groups.is_multiple_of(expert) {
-        let nearest = divisors(groups).filter(|n| divides(*n)).min_by_key(|n| n.abs_diff(expert));
-        return Err(ProgramError::Refused(format!(
-            "parallel.reduce = \"any-world\" adds the {most} experts of a block in {groups} groups, which parallel.expert = {expert} does \
-             not divide; the nearest value that does is {}",
-            nearest.unwrap_or(1)
-        )));
-    }
-    Ok(())
-}
-
-/// Refuses ranks that cannot share the matrices of the model, and what is not done with them.
-fn check_tensor(parallel: &Parallel, model: &Architecture) -> Result<(), ProgramError> {
-    let (tensor, shards) = (parallel.tensor, parallel.shards());
-    if tensor == 1 {
-        return Ok(());
-    }
-    let refused = |what: &str| {
-        Err(ProgramError::Refused(format!(
-            "parallel.tensor = {tensor} does not support {what} yet; leave one of them out"
-        )))
-    };
-    if parallel.reduce.is_any_world() {
-        return refused("parallel.reduce = \"any-world\"");
-    }
-    let mut extents = vec![(shards, "ranks of a replica")];
-    for layer in &model.layers {
-        let Mixer::Attention(attention) = &layer.mixer;
-        extents.push((attention.kv_heads, "key/value heads"));
-        extents.push((attention.heads, "heads"));
-        let dense = match &layer.feed_forward {
-            FeedForward::Dense(mlp) => Some((mlp.width, "columns of the feed-forward (ffn_dim)")),
-            FeedForward::Experts(experts) => experts
-                .shared
-                .as_ref()
-                .map(|mlp| (mlp.width, "columns of the shared expert (shared_ffn_dim)")),
-        };
-        extents.extend(dense);
-    }
-    let divides = |n: usize| n > 0 && extents.iter().all(|(extent, _)| extent.is_multiple_of(n));
-    let Some((extent, what)) =
-        extents.iter().find(|(extent, _)| tensor == 0 || !extent.is_multiple_of(tensor))
-    else {
-        return Ok(());
-    };
-    let least = extents.iter().map(|(extent, _)| *extent).min().unwrap_or(1);
-    let nearest = (1..=least).filter(|n| divides(*n)).min_by_key(|n| n.abs_diff(tensor));
-    Err(ProgramError::Refused(format!(
-        "parallel.tensor = {tensor} must divide the {extent} {what}; the nearest value that works is {}",
-        nearest.unwrap_or(1)
-    )))
-}
-
-/// Refuses formats whose scales ranks that share experts do not have alike.
-fn check_scales(parallel: &Parallel, numerics: &Numerics) -> Result<(), ProgramError> {
-    let (expert, recipe) = (parallel.expert, numerics.recipe);
-    let has_current = recipe == Recipe::Fp8Current && numerics.static_scale().is_none();
-    if expert > 1 && has_current && parallel.reduce.is_any_world() {
-        return Err(ProgramError::Refused(format!(
-            "precision.recipe = \"fp8-current\" scales the tokens of a rank's experts by their own amax, which depends on \
-             parallel.expert = {expert}, so parallel.reduce = \"any-world\" cannot have equal bits; use fp8-delayed or fp8-block, or \
-             leave one of the keys out"
-        )));
-    }
-    if expert > 1 && recipe.is_fp8() && parallel.gather != Gather::Auto {
-        return Err(ProgramError::Refused(format!(
-            "parallel.gather must be \"auto\" with parallel.expert = {expert}: other forms are not supported for experts of which a rank \
-             has some alone"
-        )));
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xtrain_model::{BlockSet, Description, Family, Mixture, RopeScaling};
+    use xtrain_model::{BlockSet, Description, Family, Mixture, Recipe, RopeScaling};
     use xtrain_program::Shard;
+    use xtrain_rank::Rank;
 
     fn model() -> Architecture {
         description().architecture().expect("a model")

@@ -10,6 +10,7 @@
 //! [`Engine`](xtrain_runtime::Engine) is. Deliberately absent: files, run folders and the connection of
 //! ranks, which are the run's (crate `train`), and the choice of settings (crate `planner`).
 
+pub mod batch_share;
 pub mod divergence;
 pub mod engine;
 pub mod error;

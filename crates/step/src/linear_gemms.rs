@@ -59,7 +59,7 @@ pub fn linear_gemms(spec: &TrainingSpec) -> Vec<LinearGemms> {
     let (m, numerics) = (&spec.model, spec.numerics());
     let ranks = spec.ranks();
     let of = |block: Option<usize>, linear: &LinearSpec| {
-        let linear = &linear.part_of_rank(ranks.tensor);
+        let linear = &linear.part_of_rank(ranks.tensor.size);
         // What is not cut, as experts and the head, has the tokens of a rank.
         let tokens = if linear.tensor_cut().is_some() { spec.batch.tokens() } else { spec.own_tokens() };
         let rows = linear.input_rows(tokens, ranks.experts);

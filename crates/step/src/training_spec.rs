@@ -69,7 +69,11 @@ impl TrainingSpec {
 
     /// How ranks share the computation of the model.
     pub fn ranks(&self) -> ModelRanks {
-        ModelRanks { experts: self.expert_ranks(), stage: self.stage(), tensor: self.parallel.tensor }
+        ModelRanks {
+            experts: self.expert_ranks(),
+            stage: self.stage(),
+            tensor: self.parallel.tensor_groups(),
+        }
     }
 
     /// Tokens of a micro-batch whose residual stream a rank has, and which it sends to experts.

@@ -31,8 +31,8 @@ impl Parameters {
         shape[0] /= if parameter.experts.is_some() { self.ranks.experts.count } else { 1 };
         let ty = TensorType::new(DType::F32, Shape::new(&shape));
         match (parameter.group.is_trained(), &parameter.tensor_cut) {
-            (true, Some(by)) if self.ranks.tensor > 1 => {
-                t.part(name, ty, TensorCut { groups: self.ranks.tensor_groups(), by: by.clone() })
+            (true, Some(by)) if self.ranks.tensor.size > 1 => {
+                t.part(name, ty, TensorCut { groups: self.ranks.tensor, by: by.clone() })
             }
             (true, _) => t.parameter(name, ty),
             (false, _) => t.state(StateKind::Master, name, ty),

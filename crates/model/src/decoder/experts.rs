@@ -185,10 +185,10 @@ impl Trace<'_> {
         counts: ValueId,
     ) -> Result<ValueId, TraceError> {
         let ranks = self.context.ranks();
-        if ranks.tensor == 1 {
+        if ranks.tensor.size == 1 {
             return Ok(counts);
         }
-        let gather = AllGather { groups: ranks.tensor_groups(), first: 0, rows: self.batch.tokens() };
+        let gather = AllGather { groups: ranks.tensor, first: 0, rows: self.batch.tokens() };
         let ids_all = t.site("mlp.router_losses").emit(gather, &[ids])?[0];
         Ok(t.apply(CountExperts { experts: e.count }, &[ids_all])?[0])
     }

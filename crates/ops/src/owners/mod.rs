@@ -18,12 +18,12 @@ mod tests;
 
 pub use gather::{GatherGates, GatherTokens, Sharing};
 
-use crate::collective::AllGather;
 use crate::dispatch::ids_of;
 use crate::on_gpu::OnGpu;
 use crate::permute::ensure_shared;
+use crate::sum_ranks::gather_gradient;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};
+use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
 /// The most ranks whose parts [`SumOwners`] adds: bits of a token's owners in its GPU kernel.
@@ -117,12 +117,7 @@ impl Differentiable for SumOwners {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dsum) = cx.grad(0) else { return Ok(()) };
         if cx.wants(0) {
-            let exchange = cx.producer(0).and_then(|i| i.code.op().collective());
-            let (_, groups) =
-                exchange.ok_or_else(|| OpError("x must be what ranks have exchanged".into()))?;
-            let gather = AllGather { groups, first: 0, rows: groups.size * cx.ty(dsum).shape[0] };
-            let gathered = cx.emit(Role::Dgrad, gather, &[dsum])?[0];
-            cx.set_exchanged_grad(0, gathered)?;
+            gather_gradient(cx, dsum)?;
         }
         match cx.input_count() > Self::SHARED && !self.like {
             true => cx.set_grad(Self::SHARED, dsum),

@@ -1,4 +1,5 @@
-//! The sum over ranks of what each has sent: the second half of a reduce-scatter, after [`AllToAll`].
+//! The sum over ranks of what each has sent: the second half of a reduce-scatter, after
+//! [`AllToAll`](crate::collective::AllToAll).
 
 mod cpu;
 mod cuda;
@@ -8,12 +9,10 @@ mod samples;
 mod tests;
 
 use crate::collective::AllGather;
-#[cfg(doc)]
-use crate::collective::AllToAll;
 use crate::matrix;
 use crate::on_gpu::OnGpu;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role, ValueId};
 use xtrain_tensor::{DType, Shape, TensorType};
 
 /// The largest number of ranks: that of the GPU kernel's counter.
@@ -59,8 +58,8 @@ impl Op for SumRanks {
 /// `x_ntd -> sum_td`, f32 or bf16: the sum over n ranks of the parts of activations that each has computed,
 /// as that of [`SumRanks`], rounded once.
 ///
-/// x must be the output of [`AllToAll`], to which each rank has passed its part for the tokens of all ranks.
-/// The gradient of that part is the gathered gradient of the sums.
+/// x must be the output of [`AllToAll`](crate::collective::AllToAll), to which each rank has passed its part
+/// for the tokens of all ranks. The gradient of that part is the gathered gradient of the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SumParts {
     /// The type of the sum; None for that of x.
@@ -84,13 +83,21 @@ impl Op for SumParts {
 
 impl Differentiable for SumParts {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
-        let Some(dsum) = cx.grad(0).filter(|_| cx.wants(0)) else { return Ok(()) };
-        let exchange = cx.producer(0).and_then(|i| Some((i.code.op().collective()?.1, i.inputs[0])));
-        let (groups, part) = exchange.ok_or_else(|| OpError("x must be what ranks have exchanged".into()))?;
-        let gather = AllGather { groups, first: 0, rows: cx.ty(part).shape[0] };
-        let gathered = cx.emit(Role::Dgrad, gather, &[dsum])?[0];
-        cx.set_exchanged_grad(0, gathered)
+        match cx.grad(0).filter(|_| cx.wants(0)) {
+            Some(dsum) => gather_gradient(cx, dsum),
+            None => Ok(()),
+        }
     }
+}
+
+/// Sets the gradient of what this rank passed to the exchange that computes input 0: that of the sums of all
+/// ranks, of which `dsum` is this rank's.
+pub(crate) fn gather_gradient(cx: &mut Backward<'_>, dsum: ValueId) -> Result<(), OpError> {
+    let exchange = cx.producer(0).and_then(|i| Some((i.code.op().collective()?.1, i.inputs[0])));
+    let (groups, part) = exchange.ok_or_else(|| OpError("x must be what ranks have exchanged".into()))?;
+    let gather = AllGather { groups, first: 0, rows: cx.ty(part).shape[0] };
+    let gathered = cx.emit(Role::Dgrad, gather, &[dsum])?[0];
+    cx.set_exchanged_grad(0, gathered)
 }
 
 /// `x_(n*p*o)i -> sum f32_(n*o)i`, f32 or bf16: the sum over p ranks of the gradients of n experts, with o

@@ -15,37 +15,29 @@ struct Arguments {
     u32 padding;
 };
 
-template <class Word> __device__ __forceinline__ void take(const Arguments& args) {
+// Takes the part, or if PUTS, puts it into its place.
+template <class Word, bool PUTS> __device__ __forceinline__ void move(const Arguments& args) {
     u64 first = (u64)blockIdx.x * blockDim.x * PER_THREAD + threadIdx.x;
+    const Word* from = (const Word*)args.from;
     u32 place = *args.place;
 #pragma unroll
     for (int k = 0; k < PER_THREAD; k++) {
         u64 i = first + k * blockDim.x;
         if (i >= args.words) return;
-        u64 line = i / args.width;
-        ((Word*)args.to)[i] = ((const Word*)args.from)[i + (line * (args.ranks - 1) + place) * args.width];
-    }
-}
-
-template <class Word> __device__ __forceinline__ void put(const Arguments& args) {
-    u64 first = (u64)blockIdx.x * blockDim.x * PER_THREAD + threadIdx.x;
-    u32 place = *args.place;
-#pragma unroll
-    for (int k = 0; k < PER_THREAD; k++) {
-        u64 i = first + k * blockDim.x;
-        if (i >= args.words) return;
-        u64 run = i / args.width, line = run / args.ranks;
+        // Runs of `width` words: a line of a part is one, a line of the whole one of each rank.
+        u64 run = i / args.width;
         Word word{};
-        if (run % args.ranks == place) word = ((const Word*)args.from)[line * args.width + i % args.width];
+        if (!PUTS) word = from[i + (run * (args.ranks - 1) + place) * args.width];
+        else if (run % args.ranks == place) word = from[run / args.ranks * args.width + i % args.width];
         ((Word*)args.to)[i] = word;
     }
 }
 
-extern "C" __global__ void take_part_16(Arguments args) { take<uint4>(args); }
-extern "C" __global__ void take_part_4(Arguments args) { take<u32>(args); }
-extern "C" __global__ void take_part_2(Arguments args) { take<u16>(args); }
-extern "C" __global__ void take_part_1(Arguments args) { take<u8>(args); }
-extern "C" __global__ void place_part_16(Arguments args) { put<uint4>(args); }
-extern "C" __global__ void place_part_4(Arguments args) { put<u32>(args); }
-extern "C" __global__ void place_part_2(Arguments args) { put<u16>(args); }
-extern "C" __global__ void place_part_1(Arguments args) { put<u8>(args); }
+extern "C" __global__ void take_part_16(Arguments args) { move<uint4, false>(args); }
+extern "C" __global__ void take_part_4(Arguments args) { move<u32, false>(args); }
+extern "C" __global__ void take_part_2(Arguments args) { move<u16, false>(args); }
+extern "C" __global__ void take_part_1(Arguments args) { move<u8, false>(args); }
+extern "C" __global__ void place_part_16(Arguments args) { move<uint4, true>(args); }
+extern "C" __global__ void place_part_4(Arguments args) { move<u32, true>(args); }
+extern "C" __global__ void place_part_2(Arguments args) { move<u16, true>(args); }
+extern "C" __global__ void place_part_1(Arguments args) { move<u8, true>(args); }

@@ -126,10 +126,14 @@ impl Mesh {
 /// The modes of the run `resolved` with `parallel.expert = expert`: those of `parallel.shard` with the
 /// replicas of the run; on several nodes also `"gradients"` and `"weights"` with a replica for each node.
 fn meshes_with(resolved: &Resolved, rank: Rank, device: &Device, expert: usize) -> Vec<Mesh> {
-    let own = SHARDS.map(|(shard, _)| (shard, resolved.config.parallel.replicas));
-    let nodes = device.network.nodes(rank.world_size).filter(|nodes| *nodes != own[0].1);
+    let given = &resolved.config.parallel;
+    // With tensor ranks "none" is "optimizer".
+    let is_shown = |shard: &Shard| *shard != Shard::None || given.tensor == 1 || given.shard == Shard::None;
+    let own = SHARDS.into_iter().map(|(shard, _)| shard).filter(is_shown);
+    let own = own.map(|shard| (shard, given.replicas));
+    let nodes = device.network.nodes(rank.world_size).filter(|nodes| *nodes != given.replicas);
     let of_nodes = nodes.into_iter().flat_map(|n| [(Shard::Gradients, n), (Shard::Weights, n)]);
-    own.into_iter().chain(of_nodes).map(|(shard, replicas)| Mesh { shard, replicas, expert }).collect()
+    own.chain(of_nodes).map(|(shard, replicas)| Mesh { shard, replicas, expert }).collect()
 }
 
 /// False if the state of a rank alone does not fit into the memory of the device.

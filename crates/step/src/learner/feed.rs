@@ -1,6 +1,6 @@
 //! Inputs of a program that reads a batch: tokens and the random key of dropout.
 
-use crate::layout::BatchShare;
+use crate::batch_share::BatchShare;
 use xtrain_data::{Batch as TokenBatch, IGNORED_TARGET, TokenCounts};
 use xtrain_model::decoder::io;
 use xtrain_runtime::{Engine, EngineError, ProgramId};

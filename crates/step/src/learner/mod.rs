@@ -6,8 +6,9 @@ mod saturation;
 pub use feed::{draws, feed};
 pub use saturation::Saturated;
 
+use crate::batch_share::BatchShare;
 use crate::error::LearnError;
-use crate::layout::{BatchShare, Layout};
+use crate::layout::Layout;
 use crate::programs;
 use crate::spans::span;
 use crate::training_spec::TrainingSpec;

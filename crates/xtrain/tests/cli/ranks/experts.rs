@@ -1,6 +1,8 @@
 //! Ranks that share the experts of a mixture.
 
-use super::{as_ranks, assert_like_one_process, assert_parts_are_whole, assert_refused, train_in_parts};
+use super::{
+    assert_ends_all, assert_like_one_process, assert_parts_are_whole, assert_refused, train_in_parts,
+};
 use crate::place::{Place, assert_same_file};
 use crate::resume::recorded;
 use crate::stopping::steps;
@@ -153,13 +155,9 @@ fn a_run_that_ends_early_in_a_repeated_step_goes_on_with_equal_bits() {
 
 #[test]
 fn a_rank_with_another_capacity_ends_all() {
-    let place = Place::new();
-    let same = format!("train run.toml --out out {MIXTURE} --set parallel.expert=2");
+    let same = format!("{MIXTURE} --set parallel.expert=2");
     let other = format!("{same} --set experts.capacity=1.75");
-    for ran in as_ranks(&place, &[same, other]) {
-        ran.refuses(&["rank 1 (", "experts.capacity"]);
-    }
-    assert!(!place.exists("out"));
+    assert_ends_all(&Place::new(), &same, &other, "experts.capacity");
 }
 
 #[test]

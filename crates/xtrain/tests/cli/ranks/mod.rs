@@ -104,6 +104,15 @@ fn assert_like_one_process(place: &Place, out: &str) {
     );
 }
 
+/// Asserts that all ranks end, and leave no folder, if rank 1 has another value of this key.
+fn assert_ends_all(place: &Place, options: &str, with_another: &str, key: &str) {
+    let train = |options: &str| format!("train run.toml --out out {options}");
+    for ran in as_ranks(place, &[train(options), train(with_another)]) {
+        ran.refuses(&["rank 1 (", key]);
+    }
+    assert!(!place.exists("out"));
+}
+
 /// Asserts that training with these options is refused with a line that has all `words`, and no folder.
 fn assert_refused(place: &Place, options: &str, words: &[&str]) {
     place.run(&format!("train run.toml --out refused {options}")).refuses(words);

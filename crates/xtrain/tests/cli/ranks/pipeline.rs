@@ -1,6 +1,8 @@
 //! Stages of a pipeline.
 
-use super::{as_ranks, assert_like_one_process, assert_parts_are_whole, assert_refused, train_in_parts};
+use super::{
+    assert_ends_all, assert_like_one_process, assert_parts_are_whole, assert_refused, train_in_parts,
+};
 use crate::place::{Place, assert_same_file};
 
 /// A model of five blocks, in batches of eight sequences.
@@ -91,11 +93,7 @@ fn a_plan_of_stages_has_their_blocks_and_how_long_one_waits() {
 
 #[test]
 fn a_rank_with_another_split_ends_all() {
-    let place = Place::new();
-    let same = format!("train run.toml --out out {BLOCKS} --set parallel.pipeline=2");
+    let same = format!("{BLOCKS} --set parallel.pipeline=2");
     let other = format!("{same} --set parallel.pipeline_split=[2,3]");
-    for ran in as_ranks(&place, &[same, other]) {
-        ran.refuses(&["rank 1 (", "parallel.pipeline_split"]);
-    }
-    assert!(!place.exists("out"));
+    assert_ends_all(&Place::new(), &same, &other, "parallel.pipeline_split");
 }

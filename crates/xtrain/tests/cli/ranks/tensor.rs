@@ -1,6 +1,6 @@
 //! Ranks of a tensor group.
 
-use super::{as_ranks, assert_like_one_process, assert_near, assert_refused, numbers, train_in_parts};
+use super::{assert_ends_all, assert_like_one_process, assert_near, assert_refused, numbers, train_in_parts};
 use crate::place::Place;
 
 /// A model of four heads, in batches of eight sequences.
@@ -32,6 +32,32 @@ fn tensor_ranks_evaluate_sample_and_export_like_one_process() {
         let out = format!("out-{}-{}-{}-{}", of.0, of.1, of.2, of.3);
         place.train(&out, &format!("{sets} {}", mesh(of)));
         assert_like_one_process(&place, &out);
+    }
+}
+
+/// On texts that a model learns at once: a target that is counted twice, or of the other source, is seen.
+#[test]
+fn tensor_ranks_count_each_target_of_an_evaluation_once() {
+    let place = Place::new();
+    place.write("a.txt", "ab".repeat(2_000).as_bytes());
+    place.write("b.txt", "cde".repeat(2_000).as_bytes());
+    let sets = format!(
+        "{HEADS} --set data.seq_len=15 --set data.train=[{{path=\"a.txt\",weight=1.0}},{{path=\"b.txt\",weight=2.0}}] --set \
+         train.steps=40 --set optimizer.lr=1e-2 --set eval.every=20"
+    );
+    place.train("one", &sets);
+    let accuracies = numbers(&place, "one", "source", "token_accuracy");
+    assert!(accuracies.iter().all(|share| (0.3..=1.0).contains(share)), "{accuracies:?}");
+    // Of the 15 tokens of a micro-batch, the last of four ranks has three.
+    for of in [(2, 2, 1, "none"), (4, 4, 1, "weights"), (4, 2, 2, "none")] {
+        let out = format!("out-{}-{}", of.0, of.1);
+        place.train(&out, &format!("{sets} {}", mesh(of)));
+        let figures = [("eval", "loss"), ("eval", "token_accuracy"), ("source", "loss")];
+        for (kind, key) in figures.into_iter().chain([("source", "train_loss"), ("source", "token_accuracy")])
+        {
+            let [found, expected] = [&*out, "one"].map(|out| numbers(&place, out, kind, key));
+            assert_near(&found, &expected, 1e-3);
+        }
     }
 }
 
@@ -76,11 +102,5 @@ fn tensor_ranks_that_cannot_be_are_refused_with_what_works() {
 
 #[test]
 fn a_rank_with_other_parts_ends_all() {
-    let place = Place::new();
-    let same = format!("train run.toml --out out {HEADS} --set parallel.tensor=2");
-    let other = format!("train run.toml --out out {HEADS}");
-    for ran in as_ranks(&place, &[same, other]) {
-        ran.refuses(&["rank 1 (", "parallel.tensor"]);
-    }
-    assert!(!place.exists("out"));
+    assert_ends_all(&Place::new(), &format!("{HEADS} --set parallel.tensor=2"), HEADS, "parallel.tensor");
 }

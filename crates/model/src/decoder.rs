@@ -1,8 +1,8 @@
 //! Tracing the decoder: pre-norm blocks on a residual stream, each a mixer (grouped-query attention) and a
 //! feed-forward (one, or a mixture of experts).
 //!
-//! Shape legend: t tokens of the batch (B sequences of S, flattened), d model width, v vocabulary. A rank of a
-//! tensor group has a part of the tokens between the linear layers; t are then these.
+//! Shape legend: t tokens of the batch (B sequences of S, flattened), d model width, v vocabulary. A rank of
+//! a tensor group has a part of the tokens between the linear layers; t are then these.
 //!
 //! The residual addition at the end of a half-block is fused with the norm that follows it, so a block's
 //! first instance finishes the block before; its sum is the boundary that recomputation saves.

@@ -61,7 +61,7 @@ PLAIN = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------------------------- conversations
+# ------------------------------------------------------------------------------------------------ conversations
 
 
 def write_data(folder, vocabulary, copies, scale):
@@ -123,7 +123,7 @@ def tokenize(xtrain, folder, log):
     return {form: folder / form for form in forms}
 
 
-# --------------------------------------------------------------------------------------------------------------------------- sides
+# ------------------------------------------------------------------------------------------------ sides
 
 
 class Peer:
@@ -205,7 +205,7 @@ class Bench:
             self.measured.setdefault((side, form), []).append(result)
         return result
 
-    # -------------------------------------------------------------------------------------------------------------------- xtrain
+    # -------------------------------------------------------------------------------------------- xtrain
 
     def xtrain(self, words, seconds):
         """Lines of JSON that a command of xtrain prints."""
@@ -228,7 +228,7 @@ class Bench:
         length = ["--warmup", "3", "--repeats", "1", "--steps", str(steps or self.args.steps)]
         return self.xtrain(["bench", "step", *self.settings(form), *length], min(90, self.left()))[0]
 
-    # ---------------------------------------------------------------------------------------------------------------------- peer
+    # -------------------------------------------------------------------------------------------- peer
 
     def screen(self, peers):
         """Compares the peer's modes with few steps, and keeps the fastest whose loss is that of the others."""
@@ -263,7 +263,7 @@ class Bench:
         best, peer = self.best
         return peer.ask(min(60, self.left()), mode=mode or best, data=form, steps=self.args.steps, warmup=3)
 
-    # ---------------------------------------------------------------------------------------------------------------------- rows
+    # -------------------------------------------------------------------------------------------- rows
 
     def median(self, side, form, key="tokens_per_second"):
         found = [result[key] for result in self.measured.get((side, form), []) if result.get(key) is not None]
@@ -377,7 +377,7 @@ def main():
             bench.shards = tokenize(args.xtrain, folder, bench.log)
             bench.say("and tokenized")
             loads = lambda form: dict(load=str(bench.shards[form]), name=form, seq_len=bench.seq_len, batch=bench.batch)
-            # xtrain compiles kernels and chooses algorithms on a GPU of its own, while the peers import. Not a measurement.
+            # Not a measurement: xtrain compiles kernels and chooses algorithms, while the peers import.
             first = bench.ours("chat", steps=2)
             bench.say(f"xtrain's first steps: {first.get('error') or round(first['first_step_seconds'], 1)}")
             forms = ("chat", "third", "whole")

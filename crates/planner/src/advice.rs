@@ -7,8 +7,9 @@
 use crate::error::PlanError;
 use crate::estimate::Device;
 use crate::fit::{Alternative, Fit, MoreGpus, Verdict};
+use crate::meshes::{self, LeftOut, MeshRow, Tried, Tries};
 use crate::planned::Planned;
-use crate::shard_table::{Candidate, Mesh, SHARDS, fastest, modes};
+use crate::shard_table::{Candidate, Mesh, fastest, modes};
 use crate::tunable::MICRO_BATCH_SIZE;
 use serde_json::json;
 use xtrain_config::{OrAuto, ReduceDtype, Transport};
@@ -19,8 +20,14 @@ use xtrain_step::engine::{Processor, Room, Target};
 pub struct Advice {
     /// The steps that were compared.
     candidates: Vec<Candidate>,
-    /// The place of the configured step among them.
+    /// The place of the configured step among them, or of the one in its place if the run is refused.
     given: usize,
+    /// The reason why the ranks cannot run it as configured, if they cannot share its batch.
+    pub refused: Option<String>,
+    /// The meshes beside each other, if there are others than that of the run file.
+    pub meshes: Vec<MeshRow>,
+    /// The meshes that were not planned.
+    pub left_out: LeftOut,
     /// The check that it fits, if the memory is known.
     pub fit: Option<Fit>,
     /// A run to start instead, or a faster one.
@@ -56,6 +63,9 @@ pub struct Planner<'a, E> {
 /// Share of the time that a proposal must save where the configured step fits: estimates are no better.
 const GAIN: f64 = 0.02;
 
+/// Meshes for which larger micro-batches are tried.
+const MOST_LARGER: usize = 4;
+
 /// Share of the time that `parallel.reduce = "fast"` must save, because it changes bits.
 const GAIN_OF_FAST: f64 = 0.05;
 
@@ -66,6 +76,10 @@ impl<E: From<PlanError>> Planner<'_, E> {
         let own = candidates[given].clone();
         candidates[given] = self.on(own)?;
         let available = self.available();
+        let mut sets: Vec<Vec<String>> =
+            candidates.iter().map(|candidate| settings(&candidates[given], candidate)).collect();
+        let of_modes = candidates.len();
+        let left_out = self.add_meshes(open, open.rank.world_size, &mut candidates, &mut sets)?;
         let best = fastest(&candidates, available);
         let fits = candidates[given].needed_bytes <= available;
         let fit = match (self.room, best) {
@@ -74,11 +88,8 @@ impl<E: From<PlanError>> Planner<'_, E> {
                 let verdict = match fits {
                     true => Verdict::Fits,
                     false => {
-                        let settings = settings(&candidates[given], &candidates[best]);
-                        Verdict::WouldFit(vec![Alternative {
-                            settings,
-                            bytes: candidates[best].needed_bytes,
-                        }])
+                        let (settings, bytes) = (sets[best].clone(), candidates[best].needed_bytes);
+                        Verdict::WouldFit(vec![Alternative { settings, bytes }])
                     }
                 };
                 Some(Fit { needed_bytes: candidates[given].needed_bytes, room, verdict })
@@ -89,12 +100,109 @@ impl<E: From<PlanError>> Planner<'_, E> {
             }
         };
         let proposal = match best {
-            Some(best) => self.mode(&candidates, given, best, fits),
+            Some(best) => self.mode(&candidates, given, best, fits, sets[best].clone()),
             None => fit.as_ref().map(|fit| self.instead(&mut candidates, given, fit)).transpose()?.flatten(),
         };
-        let mut advice = Advice { candidates, given, fit, proposal, fast: None };
+        let proposed = proposal.as_ref().map(|proposal| proposal.candidate);
+        let meshes = match candidates.len() > of_modes && sets.len() > of_modes {
+            true => self.rows(&candidates, &sets, Some(given), proposed),
+            false => Vec::new(),
+        };
+        let mut advice =
+            Advice { candidates, given, refused: None, meshes, left_out, fit, proposal, fast: None };
         advice.fast = self.fast(advice.shown())?;
         Ok(advice)
+    }
+
+    /// The advice for a run that `ranks` cannot run as configured, for the reason `why`; `alone` is its plan
+    /// in one process. `None` if they cannot in any mesh.
+    pub fn advise_refused(&self, alone: &Planned, ranks: usize, why: &str) -> Result<Option<Advice>, E> {
+        let (mut candidates, mut sets) = (Vec::new(), Vec::new());
+        let left_out = self.add_meshes(alone, ranks, &mut candidates, &mut sets)?;
+        let best = fastest(&candidates, self.available());
+        let least = (0..candidates.len()).min_by_key(|n| candidates[*n].needed_bytes);
+        let Some(given) = best.or(least) else { return Ok(None) };
+        let own = candidates[given].clone();
+        candidates[given] = self.on(own)?;
+        let Device { target, threads, .. } = *self.device;
+        let fit = |room: Room| match best {
+            Some(_) => {
+                Ok(Fit { needed_bytes: candidates[given].needed_bytes, room, verdict: Verdict::Fits })
+            }
+            None => Fit::from_planned(&candidates[given].planned, target, threads, room),
+        };
+        let fit = self.room.map(fit).transpose()?;
+        let others = Vec::new();
+        let proposal =
+            best.map(|best| Proposal { settings: sets[best].clone(), gpus: None, others, candidate: best });
+        let meshes = self.rows(&candidates, &sets, None, best);
+        let refused = Some(why.to_owned());
+        let mut advice = Advice { candidates, given, refused, meshes, left_out, fit, proposal, fast: None };
+        advice.fast = self.fast(advice.shown())?;
+        Ok(Some(advice))
+    }
+
+    /// Adds the steps of other meshes than those of `candidates` and their settings, and returns the number of
+    /// those that were not planned. The fastest meshes that fit also have larger micro-batches.
+    fn add_meshes(
+        &self,
+        base: &Planned,
+        ranks: usize,
+        candidates: &mut Vec<Candidate>,
+        sets: &mut Vec<Vec<String>>,
+    ) -> Result<LeftOut, E> {
+        let Planner { device, replan, .. } = *self;
+        let available = self.available();
+        let search = meshes::Search { base, ranks, device, available, replan };
+        let Tries { mut tried, left_out } = search.tries(candidates)?;
+        let mut shapes = Vec::new();
+        let mut order: Vec<usize> = (0..tried.len()).collect();
+        order.retain(|n| tried[*n].candidate.needed_bytes <= available);
+        let seconds = |tried: &Tried| tried.candidate.timeline.seconds();
+        order.sort_by(|a, b| seconds(&tried[*a]).total_cmp(&seconds(&tried[*b])));
+        for n in order {
+            let shape = meshes::shape_of(&tried[n].open.spec);
+            if shapes.len() < MOST_LARGER && !shapes.contains(&shape) {
+                shapes.push(shape);
+                while let Some(larger) = self.larger(&search, &tried[n])? {
+                    tried[n] = larger;
+                }
+            }
+        }
+        for Tried { settings, candidate, .. } in tried {
+            candidates.push(candidate);
+            sets.push(settings);
+        }
+        Ok(left_out)
+    }
+
+    /// `tried` with micro-batches of twice the size, if that fits and is faster.
+    fn larger(&self, search: &meshes::Search<'_, E>, tried: &Tried) -> Result<Option<Tried>, E> {
+        let train = &tried.open.resolved.config.train;
+        let size = 2 * tried.candidate.planned.spec.batch.sequences;
+        let of_a_rank = train.batch_size / tried.open.spec.parallel.data_rank().world_size;
+        if train.micro_batch_size == Some(OrAuto::Auto) || !of_a_rank.is_multiple_of(size) {
+            return Ok(None);
+        }
+        let seconds = tried.candidate.timeline.seconds() * (1.0 - GAIN);
+        let gains = |larger: &Tried| {
+            let of = &larger.candidate;
+            of.needed_bytes <= self.available() && of.timeline.seconds() <= seconds
+        };
+        Ok(search.resized(tried, size)?.filter(gains))
+    }
+
+    /// The table of meshes.
+    fn rows(
+        &self,
+        candidates: &[Candidate],
+        sets: &[Vec<String>],
+        given: Option<usize>,
+        proposed: Option<usize>,
+    ) -> Vec<MeshRow> {
+        let all: Vec<_> = candidates.iter().zip(sets.iter().map(Vec::as_slice)).collect();
+        let available = self.room.map(|room| room.available_bytes);
+        MeshRow::all(&all, self.device, available, given, proposed)
     }
 
     /// The step `of` with `parallel.reduce = "fast"`, if that fits and is much faster between nodes.
@@ -167,10 +275,16 @@ impl<E: From<PlanError>> Planner<'_, E> {
         Ok(best)
     }
 
-    /// The proposal to run the step `best`, unless `given` fits and is about as fast.
-    fn mode(&self, all: &[Candidate], given: usize, best: usize, fits: bool) -> Option<Proposal> {
+    /// The proposal to run the step `best`, with these settings, unless `given` fits and is about as fast.
+    fn mode(
+        &self,
+        all: &[Candidate],
+        given: usize,
+        best: usize,
+        fits: bool,
+        settings: Vec<String>,
+    ) -> Option<Proposal> {
         let gains = all[best].timeline.seconds() < all[given].timeline.seconds() * (1.0 - GAIN);
-        let settings = settings(&all[given], &all[best]);
         (gains || !fits).then(|| Proposal { settings, gpus: None, others: Vec::new(), candidate: best })
     }
 
@@ -241,7 +355,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
 }
 
 impl Advice {
-    /// The step as it is configured.
+    /// The step as it is configured; one in its place if the run is refused.
     pub fn given(&self) -> &Candidate {
         &self.candidates[self.given]
     }
@@ -258,13 +372,19 @@ impl Advice {
 
     /// True if the configured step fits, or the memory is unknown.
     pub fn fits(&self) -> bool {
-        self.fit.as_ref().is_none_or(|fit| fit.verdict == Verdict::Fits)
+        self.refused.is_none() && self.fit.as_ref().is_none_or(|fit| fit.verdict == Verdict::Fits)
     }
 
-    /// The steps on as many ranks as those of the shown one, if these are several.
+    /// The modes of the meshes of the configured step, of the shown one and of the proposed one, on as many
+    /// ranks as those of the shown one, if these are several.
     pub fn modes(&self) -> Vec<&Candidate> {
         let ranks = self.shown().planned.rank.world_size;
-        let is_mode = |of: &&Candidate| ranks > 1 && of.planned.rank.world_size == ranks;
+        let of_mesh = |of: &Candidate| meshes::shape_of(&of.planned.spec);
+        let steps = [Some(self.given()), Some(self.shown()), self.proposed()];
+        let shapes: Vec<_> = steps.into_iter().flatten().map(of_mesh).collect();
+        let is_mode = |of: &&Candidate| {
+            ranks > 1 && of.planned.rank.world_size == ranks && shapes.contains(&of_mesh(of))
+        };
         self.candidates.iter().filter(is_mode).collect()
     }
 }
@@ -278,16 +398,7 @@ fn key(setting: &str) -> &str {
 fn settings(given: &Candidate, mode: &Candidate) -> Vec<String> {
     let [from, to] = [given, mode].map(|of| &of.planned);
     let [was, is] = [from, to].map(|of| &of.resolved.config.parallel);
-    let mut settings = Vec::new();
-    if let Some((_, name)) = SHARDS.iter().find(|(shard, _)| *shard == is.shard && was.shard != is.shard) {
-        settings.push(format!("parallel.shard={name}"));
-    }
-    if was.replicas != is.replicas {
-        settings.push(format!("parallel.replicas={}", is.replicas));
-    }
-    if was.expert != is.expert {
-        settings.push(format!("parallel.expert={}", is.expert));
-    }
+    let mut settings = Mesh::from_config(is).settings(was);
     let (field, sequences) = (&MICRO_BATCH_SIZE.field, to.spec.batch.sequences);
     let is_chosen = to.chosen.iter().any(|chosen| chosen.key == field.key);
     if from.spec.batch.sequences != sequences && !is_chosen {

@@ -4,7 +4,7 @@
 //! planned (a configuration and the step of its run) -> estimate of the time
 //! tunable (settings that a run may choose), planned, estimate -> choose, fit, fp8_skip
 //! planned, estimate -> row_room (the rows of experts that fit) -> routed (the cost of a routing)
-//! choose, fit, fp8_skip, routed -> shard_table -> advice
+//! choose, fit, fp8_skip, routed -> shard_table -> meshes -> advice
 //! ```
 //!
 //! Invariants: it opens no file of a run and runs none of its steps; on a GPU it may time a layer.
@@ -21,10 +21,12 @@ pub mod hf_names;
 pub mod learning_rates;
 pub mod median;
 mod memory;
+pub mod meshes;
 pub mod planned;
 pub mod routed;
 pub mod row_room;
 pub mod shard_table;
+pub mod stages;
 pub mod static_scales;
 pub mod tunable;
 mod wire;

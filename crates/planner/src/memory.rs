@@ -1,5 +1,6 @@
 //! The memory that a step needs, and the search for the first step that needs no more than there is.
 
+use crate::stages::deciding;
 use xtrain_model::optimizer::{AdamWSpec, Optimizer};
 use xtrain_model::{ParameterSpec, Recipe};
 use xtrain_program::{Program, StateKind};
@@ -31,6 +32,11 @@ pub fn needed_bytes(
     Ok(plan.saturating_add(work).saturating_add(aside) as u64 + beside)
 }
 
+/// The least bytes of the state of a step, of the stage of a pipeline that has the most.
+pub(crate) fn least_of_stages(spec: &TrainingSpec) -> Result<u64, LearnError> {
+    deciding(spec).iter().try_fold(0, |most, spec| Ok(least_state_bytes(spec)?.max(most)))
+}
+
 /// Bytes of the masters, the moments, the gradients and the copies of matrices that this rank of `spec` has
 /// at least: a lower bound of what its step needs, without its program.
 pub(crate) fn least_state_bytes(spec: &TrainingSpec) -> Result<u64, LearnError> {
@@ -45,7 +51,9 @@ pub(crate) fn least_state_bytes(spec: &TrainingSpec) -> Result<u64, LearnError> 
     let of_parameter = |p: ParameterSpec| {
         let row = p.shape[1..].iter().product::<usize>() as u64;
         let rows = layout.held(StateKind::Master, &p.name).map_or(p.shape[0], |held| held.rows.len());
-        let computed = layout.cuts().get(&p.name).map_or(p.shape[0], |cut| cut.shard.rows);
+        // Rows that it computes with, in whose number a part by columns is counted as well.
+        let parts = if p.tensor_cut.is_some() { spec.parallel.tensor } else { 1 };
+        let computed = layout.cuts().get(&p.name).map_or(p.shape[0], |cut| cut.shard.rows) / parts;
         let of_gradient = if spec.parallel.cuts_gradients() { rows } else { computed };
         let of_copy = if spec.parallel.cuts_weights() { rows } else { computed };
         let state = rows * (DType::F32.bytes(1) + 2 * moments.bytes(1)) + of_gradient * DType::F32.bytes(1);
@@ -114,18 +122,21 @@ mod tests {
 
     #[test]
     fn the_least_state_is_most_of_that_of_the_program_and_no_more() {
-        for (shard, expert, replicas, moments) in [
-            ("none", 1, 1, "fp32"),
-            ("none", 4, 1, "fp32"),
-            ("optimizer", 2, 1, "bf16"),
-            ("gradients", 2, 2, "fp32"),
-            ("weights", 1, 1, "bf16"),
-            ("weights", 8, 1, "fp32"),
+        for (shard, expert, replicas, tensor, moments) in [
+            ("none", 1, 1, 1, "fp32"),
+            ("none", 4, 1, 1, "fp32"),
+            ("optimizer", 2, 1, 1, "bf16"),
+            ("optimizer", 1, 1, 2, "fp32"),
+            ("gradients", 2, 2, 1, "fp32"),
+            ("weights", 1, 1, 1, "bf16"),
+            ("weights", 8, 1, 1, "fp32"),
+            ("weights", 1, 1, 4, "fp32"),
         ] {
             let sets = [
                 format!("parallel.shard={shard}"),
                 format!("parallel.expert={expert}"),
                 format!("parallel.replicas={replicas}"),
+                format!("parallel.tensor={tensor}"),
                 format!("optimizer.moments={moments}"),
             ];
             let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &sets).expect("a run file");

@@ -2,6 +2,7 @@
 
 mod answers;
 mod json;
+mod meshes;
 mod ranks;
 
 pub(crate) use answers::{Advised, Answer};

@@ -6,7 +6,8 @@
 
 use super::outlook::{MARGIN, Prediction, predict};
 use crate::estimate::{Device, Timeline, step_seconds};
-use crate::memory::{first_that_fits, least_state_bytes, needed_bytes};
+use crate::memory::{first_that_fits, least_of_stages, needed_bytes};
+use crate::stages::deciding;
 use crate::tunable::{
     CAPACITY, LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE, RECOMPUTE_BLOCKS, Settings, Tunable, TunedStep,
 };
@@ -447,7 +448,7 @@ impl<'a> Search<'a> {
         }
         let (mut bytes, mut seconds) = (0, 0.0_f64);
         // Those of the largest and of the slowest stage of a pipeline.
-        for spec in self.step.with(settings).of_stages() {
+        for spec in deciding(&self.step.with(settings)) {
             let program = programs::training(&spec)?;
             bytes = bytes.max(needed_bytes(&spec, &program, self.device.target, self.device.threads)?);
             // The time of a step that does not fit matters as a bound alone.
@@ -465,9 +466,7 @@ impl<'a> Search<'a> {
     }
 
     fn seconds(&self, settings: Settings) -> Result<f64, LearnError> {
-        self.step
-            .with(settings)
-            .of_stages()
+        deciding(&self.step.with(settings))
             .iter()
             .try_fold(0.0_f64, |most, spec| Ok(most.max(self.step_seconds(spec, &programs::training(spec)?))))
     }
@@ -534,11 +533,6 @@ impl<'a> Search<'a> {
         all.reverse();
         all
     }
-}
-
-/// The least bytes of the state of a step, of the stage of a pipeline that has the most.
-fn least_of_stages(spec: &TrainingSpec) -> Result<u64, LearnError> {
-    spec.of_stages().iter().try_fold(0, |most, spec| Ok(least_state_bytes(spec)?.max(most)))
 }
 
 fn recomputing_norms(of: Settings) -> Settings {

@@ -6,6 +6,7 @@
 
 mod device;
 mod devices;
+mod limit;
 mod load;
 mod low_mfu;
 mod measure;
@@ -19,6 +20,7 @@ mod work;
 
 pub use device::{Device, RateSource};
 pub use devices::{DEVICES, DeviceModel};
+pub use limit::Limit;
 pub use low_mfu::low_mfu;
 pub use network::{Network, RANKS_PER_NODE};
 pub use op_label::OpLabel;

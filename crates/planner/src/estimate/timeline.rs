@@ -155,13 +155,38 @@ impl Timeline {
     /// Seconds that a stage of a pipeline waits at the beginning and at the end of a step, while the others
     /// fill and empty it: a forward and a backward for each other stage.
     pub fn bubble_seconds(&self) -> f64 {
+        (self.stage.1 - 1) as f64 * self.pass_seconds().iter().sum::<f64>()
+    }
+
+    /// Seconds of the longest forward of a micro-batch and of the longest backward, of a stage of a pipeline;
+    /// 0 without one.
+    pub fn pass_seconds(&self) -> [f64; 2] {
         let longest = |is_it: fn(&Part) -> bool| {
             let parts = self.parts.iter().filter(|of| is_it(&of.part));
             parts.map(|of| of.seconds).fold(0.0, f64::max)
         };
-        let both = longest(|part| matches!(part, Part::Forward(..)))
-            + longest(|part| matches!(part, Part::Backward(..)));
-        (self.stage.1 - 1) as f64 * both
+        [longest(|part| matches!(part, Part::Forward(..))), longest(|part| matches!(part, Part::Backward(..)))]
+    }
+
+    /// Seconds of the update, if it is a part of its own.
+    pub fn update_seconds(&self) -> f64 {
+        self.parts.iter().filter(|of| of.part == Part::Update).map(|of| of.seconds).sum()
+    }
+
+    /// Seconds by which kernels of `program` take longer because collectives run beside them.
+    pub fn slowed_seconds(&self, program: &Program, device: &Device) -> f64 {
+        let of_part = |part: &TimelinePart| {
+            let spans = part.spans.iter().filter(|span| span.lane == Lane::Compute);
+            let slowed = spans.map(|span| {
+                let instance = &program.instances[span.instance];
+                let runs = part.part.runs(instance);
+                let alone =
+                    if runs { instance_seconds(program, instance, &device.rates, part.part.is_first()) } else { 0.0 };
+                span.end - span.begin - alone
+            });
+            part.times as f64 * slowed.sum::<f64>()
+        };
+        self.parts.iter().map(of_part).sum::<f64>().max(0.0)
     }
 
     /// Seconds in which the communication lane works.

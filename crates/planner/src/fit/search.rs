@@ -4,6 +4,7 @@ use super::{Alternative, Instead, MoreGpus, Verdict};
 use crate::error::PlanError;
 use crate::estimate::RANKS_PER_NODE;
 use crate::memory::{first_that_fits, needed_bytes};
+use crate::stages::deciding;
 use crate::tunable::{CAPACITY, LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE_BLOCKS, Settings, TunedStep};
 use xtrain_program::{Parallel, Recompute, Region, Shard};
 use xtrain_rank::Rank;
@@ -37,7 +38,7 @@ impl Search<'_> {
             let program = programs::training(&spec).map_err(LearnError::from)?;
             Ok(needed_bytes(&spec, &program, self.target, self.threads)?)
         };
-        spec.of_stages().into_iter().try_fold(0, |most, spec| Ok(of_stage(spec)?.max(most)))
+        deciding(spec).into_iter().try_fold(0, |most, spec| Ok(of_stage(spec)?.max(most)))
     }
 
     /// The step after the change to try first, and its setting; `None` if none is left. Reference segments,

@@ -6,6 +6,7 @@ use crate::estimate::{Device, RunTime, Timeline};
 use crate::fp8_skip;
 use crate::memory;
 use crate::planned::Planned;
+use crate::stages::{Kind, StageCost};
 use xtrain_program::Program;
 use xtrain_step::engine::Processor;
 use xtrain_step::error::LearnError;
@@ -24,6 +25,8 @@ pub struct Candidate {
     pub needed_bytes: u64,
     /// The times of a step.
     pub timeline: Timeline,
+    /// The stages of a pipeline, in order; none without one.
+    pub stages: Vec<StageCost>,
 }
 
 impl Candidate {
@@ -49,32 +52,42 @@ impl Candidate {
             None => memory::needed_bytes(&planned.spec, &program, device.target, device.threads)?,
         };
         let timeline = Timeline::new(&program, device, planned.micro_steps());
-        Ok(Candidate { planned, choice, program, needed_bytes, timeline })
+        Ok(Candidate { planned, choice, program, needed_bytes, timeline, stages: Vec::new() })
     }
 
     /// The step of a pipeline: the program and the times of its slowest stage, and the bytes of the largest.
     fn of_stages(planned: Planned, choice: Option<Choice>, device: &Device) -> Result<Candidate, PlanError> {
-        let (mut needed_bytes, mut slowest) = (0, None);
-        for spec in planned.spec.of_stages() {
-            let program = programs::training(&spec).map_err(LearnError::from)?;
-            needed_bytes =
-                memory::needed_bytes(&spec, &program, device.target, device.threads)?.max(needed_bytes);
-            let timeline = Timeline::new(&program, device, planned.micro_steps());
-            if slowest.as_ref().is_none_or(|(_, of): &(_, Timeline)| timeline.seconds() > of.seconds()) {
-                slowest = Some((program, timeline));
+        let specs = planned.spec.of_stages();
+        let mut stages = Vec::new();
+        // Stages of one kind take the same time.
+        let mut timed: Vec<(usize, Program, Timeline)> = Vec::new();
+        for (n, spec) in specs.iter().enumerate() {
+            let program = programs::training(spec).map_err(LearnError::from)?;
+            let bytes = memory::needed_bytes(spec, &program, device.target, device.threads)?;
+            let kind = Kind::of(spec);
+            let alike = |(of, ..): &&(usize, Program, Timeline)| kind.is_some() && Kind::of(&specs[*of]) == kind;
+            if let Some((_, _, timeline)) = timed.iter().find(alike) {
+                stages.push(StageCost::new(spec, bytes, timeline));
+                continue;
             }
+            let timeline = Timeline::new(&program, device, planned.micro_steps());
+            stages.push(StageCost::new(spec, bytes, &timeline));
+            timed.push((n, program, timeline));
         }
-        let Some((program, timeline)) = slowest else { unreachable!("a pipeline has stages") };
-        Ok(Candidate { planned, choice, program, needed_bytes, timeline })
+        let needed_bytes = stages.iter().map(|stage| stage.bytes).max().unwrap_or(0);
+        // Of equally slow ones the first.
+        let slowest = timed.into_iter().reduce(|a, b| if b.2.seconds() > a.2.seconds() { b } else { a });
+        let Some((_, program, timeline)) = slowest else { unreachable!("a pipeline has stages") };
+        Ok(Candidate { planned, choice, program, needed_bytes, timeline, stages })
     }
 
     /// This step with the layers in bf16 that `processor` is known to run slower in FP8.
     pub fn on(self, processor: &Processor, device: &Device) -> Result<Candidate, PlanError> {
         let before = self.planned.resolved.config.precision.skip_slower.clone();
-        let Candidate { planned, choice, program, needed_bytes, timeline } = self;
+        let Candidate { planned, choice, program, needed_bytes, timeline, stages } = self;
         let planned = fp8_skip::decide_if_measured(planned, processor)?;
         match planned.resolved.config.precision.skip_slower == before {
-            true => Ok(Candidate { planned, choice, program, needed_bytes, timeline }),
+            true => Ok(Candidate { planned, choice, program, needed_bytes, timeline, stages }),
             false => Candidate::with(Decided { planned, choice, program: None }, None, device),
         }
     }

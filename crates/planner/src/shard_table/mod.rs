@@ -10,10 +10,12 @@ pub use candidate::Candidate;
 use crate::choose::Choice;
 use crate::error::PlanError;
 use crate::estimate::{Device, Speed};
-use crate::memory::least_state_bytes;
-use crate::planned::planned_for;
+use crate::memory::least_of_stages;
+use crate::planned::{Planned, planned_for};
 use crate::routed::RoutedStep;
 use serde::Serialize;
+use std::num::NonZero;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use xtrain_config::{ParallelConfig, Resolved};
 use xtrain_model::FixedRouting;
@@ -30,6 +32,10 @@ pub struct Mode {
     pub replicas: usize,
     /// The value of `parallel.expert`.
     pub expert: usize,
+    /// The value of `parallel.tensor`.
+    pub tensor: usize,
+    /// The value of `parallel.pipeline`.
+    pub pipeline: usize,
     /// Sequences of a micro-batch.
     pub micro_batch_size: usize,
     /// Bytes that a rank needs.
@@ -61,7 +67,7 @@ pub const SHARDS: [(Shard, &str); 4] = [
 impl Mode {
     /// The figures of a candidate.
     pub fn from_candidate(candidate: &Candidate, device: &Device) -> Mode {
-        let Candidate { planned, choice, program, needed_bytes, timeline } = candidate;
+        let Candidate { planned, choice, program, needed_bytes, timeline, .. } = candidate;
         let config = &planned.resolved.config;
         let traffic = program.traffic(candidate.micro_steps());
         let sent = |each: bool| traffic.iter().filter(|of| (of.times > 1) == each).map(|of| of.bytes).sum();
@@ -69,6 +75,8 @@ impl Mode {
             shard: config.parallel.shard,
             replicas: planned.spec.parallel.replicas,
             expert: planned.spec.parallel.expert,
+            tensor: planned.spec.parallel.tensor,
+            pipeline: planned.spec.parallel.pipeline,
             micro_batch_size: planned.spec.batch.sequences,
             needed_bytes: *needed_bytes,
             micro_step_bytes: sent(true),
@@ -110,16 +118,17 @@ pub struct Mesh {
     pub replicas: usize,
     /// `expert`.
     pub expert: usize,
+    /// `tensor`.
+    pub tensor: usize,
+    /// `pipeline`.
+    pub pipeline: usize,
 }
 
 impl Mesh {
     /// The values in a run file.
     pub fn from_config(config: &ParallelConfig) -> Mesh {
-        Mesh { shard: config.shard, replicas: config.replicas, expert: config.expert }
-    }
-
-    fn set(self, config: &mut ParallelConfig) {
-        (config.shard, config.replicas, config.expert) = (self.shard, self.replicas, self.expert);
+        let ParallelConfig { shard, replicas, expert, tensor, pipeline, .. } = *config;
+        Mesh { shard, replicas, expert, tensor, pipeline }
     }
 }
 
@@ -133,12 +142,13 @@ fn meshes_with(resolved: &Resolved, rank: Rank, device: &Device, expert: usize) 
     let own = own.map(|shard| (shard, given.replicas));
     let nodes = device.network.nodes(rank.world_size).filter(|nodes| *nodes != given.replicas);
     let of_nodes = nodes.into_iter().flat_map(|n| [(Shard::Gradients, n), (Shard::Weights, n)]);
-    own.chain(of_nodes).map(|(shard, replicas)| Mesh { shard, replicas, expert }).collect()
+    let mesh = |(shard, replicas)| Mesh { shard, replicas, expert, ..Mesh::from_config(given) };
+    own.chain(of_nodes).map(mesh).collect()
 }
 
 /// False if the state of a rank alone does not fit into the memory of the device.
 fn may_fit(spec: &TrainingSpec, device: &Device) -> Result<bool, PlanError> {
-    Ok(least_state_bytes(spec)? <= device.usable_bytes.unwrap_or(u64::MAX))
+    Ok(least_of_stages(spec)? <= device.usable_bytes.unwrap_or(u64::MAX))
 }
 
 /// All modes of the run `resolved` on `device`, in which open settings are chosen as the run would; those
@@ -159,7 +169,8 @@ pub fn modes(resolved: &Resolved, rank: Rank, device: &Device) -> Result<Vec<Can
     let meshes: Vec<Mesh> = of_experts.collect();
     let candidate = &|mesh: Mesh| -> Result<Option<Candidate>, PlanError> {
         let mut resolved = resolved.clone();
-        mesh.set(&mut resolved.config.parallel);
+        let parallel = &mut resolved.config.parallel;
+        (parallel.shard, parallel.replicas, parallel.expert) = (mesh.shard, mesh.replicas, mesh.expert);
         let found = planned_for(resolved, rank).and_then(|planned| {
             let is_shown = mesh.expert == given.expert || may_fit(&planned.spec, device)?;
             is_shown.then(|| Candidate::choose(planned, device)).transpose()
@@ -169,15 +180,30 @@ pub fn modes(resolved: &Resolved, rank: Rank, device: &Device) -> Result<Vec<Can
             found => found,
         }
     };
-    // Choosing settings of a large model takes a while.
-    let found: Result<Vec<Option<Candidate>>, PlanError> = thread::scope(|scope| {
-        let modes: Vec<_> = meshes.iter().map(|&mesh| scope.spawn(move || candidate(mesh))).collect();
-        modes
-            .into_iter()
-            .map(|mode| mode.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
-    });
+    let found: Result<Vec<Option<Candidate>>, PlanError> = on_threads(meshes, candidate).into_iter().collect();
     Ok(found?.into_iter().flatten().collect())
+}
+
+/// The steps of `plans`, in which open settings are chosen as the runs would.
+pub(crate) fn choose_all(plans: Vec<Planned>, device: &Device) -> Vec<Result<Candidate, PlanError>> {
+    on_threads(plans, |planned| Candidate::choose(planned, device))
+}
+
+/// The results of `work` for all items, in their order. Choosing settings of a large model takes a while.
+fn on_threads<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(items.len());
+    let left = Mutex::new(items.into_iter().enumerate());
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let of_thread = || std::iter::from_fn(next).map(|(n, item)| (n, work(item))).collect::<Vec<_>>();
+    let mut done: Vec<(usize, R)> = thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(of_thread)).collect();
+        let joined = running.into_iter().map(|thread| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        joined.flatten().collect()
+    });
+    done.sort_by_key(|(n, _)| *n);
+    done.into_iter().map(|(_, result)| result).collect()
 }
 
 /// The fastest of `modes` that needs at most `available` bytes; of equally fast ones the first.

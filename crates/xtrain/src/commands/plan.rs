@@ -48,7 +48,14 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         let spans_nodes = args.processes.gpus.is_some() && ranks > args.gpus_per_node;
         transport::check(&parsed.config.parallel, target == Target::Cuda, spans_nodes)?;
     }
-    let planned = plan_for(&parsed, target, Rank::first_of(ranks))?;
+    // Ranks that cannot share the batch may in another mesh, which is planned from the run of one process.
+    let (planned, refused) = match plan_for(&parsed, target, Rank::first_of(ranks)) {
+        Ok(planned) => (planned, None),
+        Err(error) => match may_have_mesh(args, &parsed).then(|| plan_for(&parsed, target, Rank::ALONE)) {
+            Some(Ok(alone)) => (alone, Some(error)),
+            _ => return Err(error.into()),
+        },
+    };
     let recipe = planned.spec.recipe;
     let device = match (&args.device_model, &processor, args.memory) {
         (Some(model), ..) => Some(Device::model(model)?),
@@ -83,7 +90,13 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Some(device) => {
             let (room, owner) = room.map_or((None, String::new()), |(room, owner)| (Some(room), owner));
             let planner = Planner { device, processor: processor.as_ref(), room, replan: &replan };
-            let advice = planner.advise(&planned)?;
+            let advice = match refused {
+                None => planner.advise(&planned)?,
+                Some(error) => {
+                    let why = error.to_string().replace('\n', "; ");
+                    planner.advise_refused(&planned, ranks, &why)?.ok_or_else(|| no_mesh(ranks, &why))?
+                }
+            };
             let time = advice.shown().time(device)?;
             let modes = ModeRow::all(&advice, routing, device)?;
             let shown = &advice.shown().planned;
@@ -98,7 +111,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             };
             Some(Advised { advice, device, owner, time, modes, largest_room, routed })
         }
-        None => None,
+        None => match refused {
+            None => None,
+            Some(error) => return Err(error.into()),
+        },
     };
     let shown = advised.as_ref().map(|advised| advised.advice.shown());
     let program = match shown {
@@ -127,6 +143,20 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         false => terminal::print(&plan_table::text(&planned, &answer, &tables)),
     }
     .map(|_| ())
+}
+
+/// True if another mesh may run what the ranks cannot run as configured: `parallel` names none.
+fn may_have_mesh(args: &PlanArgs, parsed: &Parsed) -> bool {
+    let ParallelConfig { replicas, expert, tensor, pipeline, .. } = parsed.config.parallel;
+    let is_dump = args.dump || args.dump_after.is_some();
+    [replicas, expert, tensor, pipeline] == [1; 4] && !is_dump
+}
+
+/// The error of a number of ranks that no mesh divides.
+fn no_mesh(ranks: usize, why: &str) -> Failure {
+    Failure::user(format!(
+        "{why}; neither parallel.tensor nor parallel.pipeline divides {ranks} ranks so that they can"
+    ))
 }
 
 /// The error of an option that needs times.

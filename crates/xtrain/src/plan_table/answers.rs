@@ -80,7 +80,10 @@ pub(super) fn text(planned: &Planned, answer: &Answer<'_>) -> String {
 /// The lines that a device is needed for.
 fn of_device(Advised { advice, device, owner, time, .. }: &Advised<'_>) -> String {
     let mut out = String::new();
-    if let Some(of) = &advice.fit {
+    let refused = advice.refused.as_ref().map(|why| line("fits", &format!("no: as configured, {why}")));
+    out.push_str(&refused.clone().unwrap_or_default());
+    let is_shown = |fit: &&Fit| refused.is_none() || fit.verdict != Verdict::Fits;
+    if let Some(of) = advice.fit.as_ref().filter(is_shown) {
         out.push_str(&fit(of, owner, advice.given(), device.target, advice.proposal.as_ref()));
     }
     let shown = advice.shown();

@@ -1,7 +1,7 @@
 //! The lines of a plan on the ranks of a run: what they send to each other, the time of a step's lanes, the
 //! modes of `parallel.shard` beside each other, and how evenly ranks share the state.
 
-use super::{Advised, line};
+use super::{Advised, line, meshes};
 use serde::Serialize;
 use xtrain_lab::bench::Routing;
 use xtrain_model::{EXPERTS, FixedRouting};
@@ -43,9 +43,9 @@ pub(super) fn text(
         out.push('\n');
     }
     out.push_str(&sent(ranks, program, micro_steps));
-    if let Some(Advised { modes, .. }) = advised {
+    if let Some(advised) = advised {
         out.push('\n');
-        out.push_str(&beside_each_other(modes, micro_steps));
+        out.push_str(&beside_each_other(&advised.modes, micro_steps));
     }
     let Ok(layout) = Layout::from_spec(spec) else { return out };
     let shards = spec.parallel.shards();
@@ -72,6 +72,7 @@ pub(super) fn text(
             bytes(emptiest)
         ));
     }
+    out.push_str(&advised.map_or(String::new(), meshes::text));
     out
 }
 
@@ -217,7 +218,7 @@ impl ModeRow {
                     Some(routing) => mode.routed(of, routing, device)?,
                     None => mode,
                 },
-                is_given: std::ptr::eq(of, advice.given()),
+                is_given: advice.refused.is_none() && std::ptr::eq(of, advice.given()),
                 is_proposed: advice.proposed().is_some_and(|proposed| std::ptr::eq(of, proposed)),
             })
         };
@@ -229,14 +230,18 @@ impl ModeRow {
 fn beside_each_other(rows: &[ModeRow], micro_steps: usize) -> String {
     // Some may have larger micro-batches.
     let usual = rows.iter().map(|row| row.mode.micro_batch_size).min();
+    let differs = |of: fn(&Mode) -> usize| rows.iter().any(|row| of(&row.mode) != of(&rows[0].mode));
+    let of_meshes = [differs(|mode| mode.tensor), differs(|mode| mode.pipeline)];
     let others = |mode: &Mode| -> Vec<String> {
         let name = MICRO_BATCH_SIZE.field.name();
         let is_chosen = mode.chosen.as_ref().is_some_and(|chosen| chosen.contains(name));
         let is_larger = !is_chosen && usual.is_some_and(|usual| mode.micro_batch_size > usual);
         let expert = (mode.expert > 1).then(|| format!("expert={}", mode.expert));
+        let meshes = [("tensor", mode.tensor), ("pipeline", mode.pipeline)].into_iter().zip(of_meshes);
+        let meshes = meshes.filter(|((_, n), differs)| *differs && *n > 1).map(|((key, n), _)| format!("{key}={n}"));
         let replicas = (mode.replicas > 1).then(|| format!("replicas={}", mode.replicas));
         let micro_batch = is_larger.then(|| format!("{name}={}", mode.micro_batch_size));
-        expert.into_iter().chain(replicas).chain(micro_batch).collect()
+        expert.into_iter().chain(meshes).chain(replicas).chain(micro_batch).collect()
     };
     let of_row = |mode: &Mode| {
         let names = std::iter::once(mode.name().to_owned()).chain(others(mode));
@@ -360,6 +365,8 @@ mod tests {
             shard,
             replicas: 1,
             expert: 1,
+            tensor: 1,
+            pipeline: 1,
             micro_batch_size: 1,
             needed_bytes,
             micro_step_bytes: 1 << 20,

@@ -1,0 +1,100 @@
+//! The meshes of a run beside each other, and the stages of a pipeline.
+
+use super::Advised;
+use std::fmt::Write;
+use xtrain_planner::meshes::{LeftOut, MeshRow};
+use xtrain_planner::stages::StageCost;
+use xtrain_report::metrics::format;
+
+/// Stages of a line.
+const OF_LINE: usize = 16;
+
+/// Reasons of a mesh that are named.
+const MOST_LIMITS: usize = 4;
+
+/// The meshes: the fastest that fits, the next ones, and what limits each. Empty if none was compared.
+pub(super) fn text(advised: &Advised<'_>) -> String {
+    let advice = &advised.advice;
+    let rows = &advice.meshes;
+    if rows.is_empty() {
+        return String::new();
+    }
+    let name = |row: &MeshRow| {
+        let MeshRow { tensor, pipeline, data, expert, replicas, shard, micro_batch_size, .. } = row;
+        let others = [("expert", *expert), ("replicas", *replicas), ("micro_batch_size", *micro_batch_size)];
+        let others = others.into_iter().filter(|(_, n)| *n > 1).map(|(key, n)| format!(", {key}={n}"));
+        format!("{tensor} x {pipeline} x {data}, {shard}{}", others.collect::<String>())
+    };
+    let head = "tensor x pipeline x data";
+    let width = rows.iter().map(|row| name(row).len()).max().unwrap_or(0).max(head.len()) + 2;
+    let mut out = format!("\n{head:<width$}{:>12}{:>12}{:>8}\n", "memory", "step", "MFU");
+    for row in rows {
+        let mfu = row.mfu.map_or(String::new(), |mfu| format::percent(mfu, 1));
+        let notes = [
+            (row.is_given, "as configured"),
+            (row.is_proposed, "proposed"),
+            (row.fits == Some(false), "does not fit"),
+        ];
+        let notes = notes.into_iter().filter(|(holds, _)| *holds).map(|(_, note)| note.to_owned());
+        let notes: Vec<String> = notes.chain(row.chosen.clone()).collect();
+        let [memory, seconds] = [format::gib(row.needed_bytes), format::seconds(row.seconds)];
+        let _ = writeln!(out, "{:<width$}{memory:>12}{seconds:>12}{mfu:>8}  {}", name(row), notes.join("; "));
+        let limits: Vec<String> = row.limits.iter().take(MOST_LIMITS).map(ToString::to_string).collect();
+        let limits = if limits.is_empty() { "kernels alone".to_owned() } else { limits.join("; ") };
+        let _ = writeln!(out, "    limited by  {limits}");
+        let sets: Vec<String> = row.set.iter().map(|setting| format!("--set {setting}")).collect();
+        if !sets.is_empty() {
+            let _ = writeln!(out, "    settings    {}", sets.join(" "));
+        }
+        stages(&mut out, "GiB", &row.stages, |of| of.bytes as f64 / (1u64 << 30) as f64);
+        stages(&mut out, "seconds", &row.stages, |of| of.busy_seconds);
+    }
+    if let Some(line) = data_ranks_alone(rows) {
+        out.push_str(&line);
+    }
+    out.push_str(&left_out(&advice.left_out));
+    out
+}
+
+/// A figure of each stage.
+fn stages(out: &mut String, name: &str, stages: &[StageCost], figure: impl Fn(&StageCost) -> f64) {
+    for (n, stages) in stages.chunks(OF_LINE).enumerate() {
+        let figures: Vec<String> = stages.iter().map(|of| format::significant(figure(of))).collect();
+        let head = if n == 0 { format!("{name} of stages") } else { String::new() };
+        let _ = writeln!(out, "    {head:<19} {}", figures.join(" "));
+    }
+}
+
+/// The comparison of data ranks alone with the fastest other mesh, if both fit.
+fn data_ranks_alone(rows: &[MeshRow]) -> Option<String> {
+    let fitting = || rows.iter().filter(|row| row.fits != Some(false));
+    let is_alone = |row: &&MeshRow| row.tensor * row.pipeline == 1;
+    let (alone, other) = (fitting().find(is_alone)?, fitting().find(|row| !is_alone(row))?);
+    if alone.seconds > other.seconds {
+        return None;
+    }
+    let ratio = other.seconds / alone.seconds;
+    Some(format!(
+        "data ranks alone (parallel.shard = \"{}\") fit and are the fastest, by {ratio:.2} times: tensor ranks and stages pay off for few \
+         sequences, many GPUs or slow links\n",
+        alone.shard
+    ))
+}
+
+/// The number of meshes that were not planned, by reason.
+fn left_out(of: &LeftOut) -> String {
+    let reasons = [
+        (of.batch, "cannot share the batch evenly"),
+        (of.micro_batches, "have fewer micro-batches than stages"),
+        (of.uneven, "have uneven stages"),
+        (of.memory, "need more memory for their state alone"),
+        (of.refused, "are refused for this model"),
+        (of.slower, "are likely to be slower"),
+    ];
+    let named = reasons.into_iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}"));
+    let named: Vec<String> = named.collect();
+    match named.is_empty() {
+        true => String::new(),
+        false => format!("not planned, of other tensor x pipeline x data: {}\n", named.join(", ")),
+    }
+}

@@ -80,7 +80,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
             candidates.iter().map(|candidate| settings(&candidates[given], candidate)).collect();
         let of_modes = candidates.len();
         let left_out = self.add_meshes(open, open.rank.world_size, &mut candidates, &mut sets)?;
-        let best = fastest(&candidates, available);
+        let best = preferred(&candidates, available);
         let fits = candidates[given].needed_bytes <= available;
         let fit = match (self.room, best) {
             (None, _) => None,
@@ -119,16 +119,14 @@ impl<E: From<PlanError>> Planner<'_, E> {
     pub fn advise_refused(&self, alone: &Planned, ranks: usize, why: &str) -> Result<Option<Advice>, E> {
         let (mut candidates, mut sets) = (Vec::new(), Vec::new());
         let left_out = self.add_meshes(alone, ranks, &mut candidates, &mut sets)?;
-        let best = fastest(&candidates, self.available());
+        let best = preferred(&candidates, self.available());
         let least = (0..candidates.len()).min_by_key(|n| candidates[*n].needed_bytes);
         let Some(given) = best.or(least) else { return Ok(None) };
         let own = candidates[given].clone();
         candidates[given] = self.on(own)?;
         let Device { target, threads, .. } = *self.device;
         let fit = |room: Room| match best {
-            Some(_) => {
-                Ok(Fit { needed_bytes: candidates[given].needed_bytes, room, verdict: Verdict::Fits })
-            }
+            Some(_) => Ok(Fit { needed_bytes: candidates[given].needed_bytes, room, verdict: Verdict::Fits }),
             None => Fit::from_planned(&candidates[given].planned, target, threads, room),
         };
         let fit = self.room.map(fit).transpose()?;
@@ -387,6 +385,21 @@ impl Advice {
         };
         self.candidates.iter().filter(is_mode).collect()
     }
+}
+
+/// The fastest of `all` that needs at most `available` bytes, or one of a simpler mesh that is about as fast: of
+/// fewer tensor ranks times stages.
+fn preferred(all: &[Candidate], available: u64) -> Option<usize> {
+    let seconds = |n: usize| all[n].timeline.seconds();
+    let best = fastest(all, available)?;
+    let is_as_fast =
+        |n: &usize| all[*n].needed_bytes <= available && seconds(*n) * (1.0 - GAIN) <= seconds(best);
+    let size = |n: usize| {
+        let (tensor, stages) = meshes::shape_of(&all[n].planned.spec);
+        tensor * stages
+    };
+    let simplest = (0..all.len()).filter(is_as_fast);
+    simplest.min_by(|&a, &b| size(a).cmp(&size(b)).then(seconds(a).total_cmp(&seconds(b))))
 }
 
 /// The key of a setting as `--set` takes it.

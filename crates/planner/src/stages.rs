@@ -1,8 +1,9 @@
 //! The stages of a pipeline: those that decide a step's memory and time, and the figures of each.
 
-use crate::estimate::Timeline;
+use crate::estimate::{Passes, Timeline};
 use serde::Serialize;
 use xtrain_model::{Layer, PipelineStage};
+use xtrain_report::lanes::{Bar, Work};
 use xtrain_step::training_spec::TrainingSpec;
 
 /// The estimated figures of a stage.
@@ -14,10 +15,12 @@ pub struct StageCost {
     pub bytes: u64,
     /// Seconds of a step in which it does not wait for other stages to begin or to end.
     pub busy_seconds: f64,
-    /// Seconds of its longest forward of a micro-batch.
+    /// Seconds of its forward of a micro-batch.
     pub forward_seconds: f64,
-    /// Seconds of its longest backward.
+    /// Seconds of its backward.
     pub backward_seconds: f64,
+    /// Seconds of its last backward, which may exchange the gradients of all.
+    pub last_backward_seconds: f64,
     /// Seconds of its update.
     pub update_seconds: f64,
 }
@@ -25,17 +28,76 @@ pub struct StageCost {
 impl StageCost {
     /// The figures of the stage of `spec`, which needs so many bytes and takes the time of `timeline`.
     pub fn new(spec: &TrainingSpec, bytes: u64, timeline: &Timeline) -> StageCost {
-        let [forward_seconds, backward_seconds] = timeline.pass_seconds();
+        let Passes { forward, backward, last_backward, .. } = timeline.passes();
         StageCost {
             blocks: spec.split.get(spec.parallel.stage()).copied().unwrap_or(spec.model.layers.len()),
             bytes,
             busy_seconds: timeline.seconds() - timeline.bubble_seconds(),
-            forward_seconds,
-            backward_seconds,
+            forward_seconds: forward,
+            backward_seconds: backward,
+            last_backward_seconds: last_backward,
             update_seconds: timeline.update_seconds(),
         }
     }
 }
+
+/// Bars of a picture of a schedule, about.
+const BARS: usize = 4096;
+
+/// The schedule of a step of so many micro-batches: the lane of each stage, of as many micro-batches as can be
+/// seen, and their number. Each stage begins a backward as soon as it can (1F1B), and takes its own times.
+pub fn schedule(stages: &[StageCost], micro_steps: usize) -> (Vec<Lane>, usize) {
+    let count = stages.len();
+    let shown = micro_steps.min((BARS / count.max(1)).max(count));
+    // The passes of a stage in order: true for a forward.
+    let order = |stage: usize| {
+        let ahead = (count - 1 - stage).min(shown);
+        let forwards = |from: usize, to: usize| (from..to).map(|n| (true, n));
+        let both = (ahead..shown).flat_map(move |n| [(true, n), (false, n - ahead)]);
+        let drain = (shown - ahead..shown).map(|n| (false, n));
+        forwards(0, ahead).chain(both).chain(drain).collect::<Vec<_>>()
+    };
+    let orders: Vec<Vec<(bool, usize)>> = (0..count).map(order).collect();
+    let mut lanes: Vec<Lane> = (0..count).map(|_| Vec::new()).collect();
+    let mut ends = vec![[vec![f64::NAN; shown], vec![f64::NAN; shown]]; count];
+    loop {
+        let mut moved = false;
+        for stage in 0..count {
+            while let Some(&(is_forward, n)) = orders[stage].get(lanes[stage].len()) {
+                let before = match is_forward {
+                    true => stage.checked_sub(1).map_or(0.0, |other| ends[other][0][n]),
+                    false if stage + 1 == count => 0.0,
+                    false => ends[stage + 1][1][n],
+                };
+                if before.is_nan() {
+                    break;
+                }
+                let of = &stages[stage];
+                let (kind, seconds) = match is_forward {
+                    true => (Work::Forward, of.forward_seconds),
+                    false if n + 1 == shown => (Work::Backward, of.last_backward_seconds),
+                    false => (Work::Backward, of.backward_seconds),
+                };
+                let begin = lanes[stage].last().map_or(0.0, |bar| bar.end).max(before);
+                let end = begin + seconds;
+                ends[stage][usize::from(!is_forward)][n] = end;
+                lanes[stage].push(Bar { kind, group: Some(n as u32), begin, end });
+                moved = true;
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    for (lane, stage) in lanes.iter_mut().zip(stages) {
+        let begin = lane.last().map_or(0.0, |bar| bar.end);
+        lane.push(Bar { kind: Work::Update, group: None, begin, end: begin + stage.update_seconds });
+    }
+    (lanes, shown)
+}
+
+/// The work of a stage, in order.
+type Lane = Vec<Bar>;
 
 /// What the time of a stage depends on: its place (first, between or last), its blocks, and how many of them
 /// recompute. `None` if it also depends on the numbers of its blocks.
@@ -89,6 +151,35 @@ mod tests {
     use xtrain_rank::Rank;
     use xtrain_step::engine::Target;
     use xtrain_step::programs;
+
+    #[test]
+    fn a_schedule_of_equal_stages_takes_the_rounds_of_its_micro_batches_and_stages() {
+        let stage = StageCost {
+            blocks: 1,
+            bytes: 0,
+            busy_seconds: 0.0,
+            forward_seconds: 1.0,
+            backward_seconds: 2.0,
+            last_backward_seconds: 2.0,
+            update_seconds: 0.5,
+        };
+        for (stages, micro_steps) in [(1, 3), (2, 1), (4, 2), (4, 16), (8, 64)] {
+            let (lanes, shown) = schedule(&vec![stage.clone(); stages], micro_steps);
+            let end = lanes.iter().flatten().map(|bar| bar.end).fold(0.0, f64::max);
+            assert_eq!((end, shown), (3.0 * (micro_steps + stages - 1) as f64 + 0.5, micro_steps));
+            for (n, lane) in lanes.iter().enumerate() {
+                assert!(lane.windows(2).all(|pair| pair[0].end <= pair[1].begin), "{lane:?}");
+                // No more micro-batches are between their passes than a stage keeps.
+                let mut on_way = 0_i64;
+                for bar in lane.iter().filter(|bar| bar.kind != Work::Update) {
+                    on_way += if bar.kind == Work::Forward { 1 } else { -1 };
+                    assert!(on_way as usize <= stages - n, "{lane:?}");
+                }
+                assert_eq!((lane.len(), on_way), (2 * micro_steps + 1, 0));
+            }
+        }
+        assert_eq!(schedule(&vec![stage; 64], 1000).1, 64);
+    }
 
     #[test]
     fn deciding_stages_need_and_take_as_much_as_all() {

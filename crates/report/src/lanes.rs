@@ -121,21 +121,61 @@ const NARROWEST: f64 = 0.05;
 
 /// The lanes of a step as SVG: a pair of rows for each part, all on one scale of time.
 pub fn lanes(title: &str, parts: &[LanePart]) -> String {
-    let seconds = parts.iter().map(|part| part.seconds).fold(0.0, f64::max);
+    let (body, height) = body(parts);
+    svg(title, &body, height)
+}
+
+/// The schedule of a pipeline as SVG, a row for each stage, and below it, on a scale of its own, the parts of
+/// the stage that `of` names.
+pub fn schedule(title: &str, stages: &[Vec<Bar>], of: &str, parts: &[LanePart]) -> String {
+    let seconds = stages.iter().flatten().map(|bar| bar.end).fold(0.0, f64::max);
+    let bottom = 24.0 + ROW * stages.len() as f64;
+    let (mut out, x) = axis(seconds, bottom);
+    for (n, bars) in stages.iter().enumerate() {
+        // The row of a kernel is one below the top of a part.
+        let top = 24.0 + ROW * (n as f64 - 1.0);
+        let _ = writeln!(out, "<text class=\"soft\" x=\"4\" y=\"{:.0}\">stage {n}</text>", top + ROW + 13.0);
+        for kind in Work::ALL {
+            let path = path(bars, kind, top, &x);
+            if !path.is_empty() {
+                let _ = writeln!(out, "<path class=\"{}\" d=\"{path}\"/>", kind.look().0);
+            }
+        }
+    }
+    let at = bottom + 44.0;
+    let (parts, height) = body(parts);
+    let _ = write!(
+        out,
+        "<g transform=\"translate(0 {at:.0})\"><text x=\"4\" y=\"15\">{}</text>\n{parts}</g>\n",
+        escape(of)
+    );
+    svg(title, &out, at + height)
+}
+
+/// An axis of so many seconds below `bottom`, and the place of a time on it.
+fn axis(seconds: f64, bottom: f64) -> (String, impl Fn(f64) -> f64) {
     let axis = Axis::linear(0.0, 1e3 * seconds, 8);
-    let x = |seconds: f64| LEFT + (WIDTH - LEFT - 20.0) * axis.place(1e3 * seconds);
-    let mut body = String::new();
-    let bottom = 24.0 + PART * parts.len() as f64;
-    for (ms, label) in &axis.ticks {
+    let mut out = String::new();
+    let ticks = axis.ticks.clone();
+    let x = move |seconds: f64| LEFT + (WIDTH - LEFT - 20.0) * axis.place(1e3 * seconds);
+    for (ms, label) in &ticks {
         let at = x(ms / 1e3);
         let _ = writeln!(
-            body,
+            out,
             "<path class=\"grid\" d=\"M{at:.1} 24V{bottom:.0}\"/><text class=\"soft\" x=\"{at:.1}\" y=\"{:.0}\" \
              text-anchor=\"middle\">{label}</text>",
             bottom + 16.0
         );
     }
-    let _ = writeln!(body, "<text class=\"soft\" x=\"4\" y=\"{:.0}\">milliseconds</text>", bottom + 16.0);
+    let _ = writeln!(out, "<text class=\"soft\" x=\"4\" y=\"{:.0}\">milliseconds</text>", bottom + 16.0);
+    (out, x)
+}
+
+/// The parts of a step, with their axis and legend, and the height of all.
+fn body(parts: &[LanePart]) -> (String, f64) {
+    let seconds = parts.iter().map(|part| part.seconds).fold(0.0, f64::max);
+    let bottom = 24.0 + PART * parts.len() as f64;
+    let (mut body, x) = axis(seconds, bottom);
     let mut shown = Vec::new();
     for (n, part) in parts.iter().enumerate() {
         let top = 24.0 + PART * n as f64;
@@ -150,7 +190,7 @@ pub fn lanes(title: &str, parts: &[LanePart]) -> String {
             top + 2.0 * ROW + 13.0
         );
         for kind in Work::ALL {
-            let path = path(&part.bars, kind, top, x);
+            let path = path(&part.bars, kind, top, &x);
             if !path.is_empty() {
                 shown.push(kind);
                 let _ = writeln!(body, "<path class=\"{}\" d=\"{path}\"/>", kind.look().0);
@@ -169,7 +209,11 @@ pub fn lanes(title: &str, parts: &[LanePart]) -> String {
         );
         at += 30.0 + 7.2 * name.len() as f64;
     }
-    let height = bottom + 52.0;
+    (body, bottom + 52.0)
+}
+
+/// A picture of this height.
+fn svg(title: &str, body: &str, height: f64) -> String {
     format!(
         "{HEAD}<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH:.0} {height:.0}\" width=\"{WIDTH:.0}\" role=\"img\">\n\
          <title>{0}</title><style>{STYLE}</style>\n<text x=\"4\" y=\"15\">{0}</text>\n{body}</svg>\n",
@@ -233,6 +277,18 @@ mod tests {
         // The legend has what is shown.
         assert!(svg.contains(">forward</text>") && svg.contains(">weights</text>"), "{svg}");
         assert!(!svg.contains(">update</text>"), "{svg}");
+    }
+
+    #[test]
+    fn stages_have_a_row_each_above_the_parts_of_one() {
+        let stages = [vec![bar(Work::Forward, 0, 0.0, 0.1)], vec![bar(Work::Forward, 0, 0.1, 0.2)]];
+        let part = LanePart { name: "forward".into(), seconds: 0.1, bars: stages[0].clone() };
+        let svg = schedule("two <stages>", &stages, "the slowest", &[part]);
+        assert!(svg.contains("<title>two &lt;stages&gt;</title>") && svg.contains(">the slowest</text>"));
+        let rows: Vec<&str> = svg.lines().filter(|line| line.starts_with("<path class=\"f\"")).collect();
+        let places: Vec<bool> = rows.iter().map(|row| row.contains(" 24h")).collect();
+        assert_eq!((places, rows[1].contains(" 44h")), (vec![true, false, false], true), "{rows:?}");
+        assert!(svg.contains(">stage 0<") && svg.contains(">stage 1<") && svg.ends_with("</svg>\n"), "{svg}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use xtrain_program::{Arithmetic, Lane, Phase, Program, Role, Stage};
 use xtrain_report::metrics::format;
 
 /// The share of a step from which on a reason is given.
-const LEAST: f64 = 0.02;
+const LEAST: f64 = 0.03;
 
 /// A reason why a step is not faster. Shares are of the time of the step, from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -35,6 +35,12 @@ pub enum Limit {
         micro_steps: usize,
         /// The stages.
         stages: usize,
+    },
+    /// Each stage of a pipeline exchanges gradients in its last backward, before the stage before it can begin
+    /// its own.
+    InTurn {
+        /// The share in which the other stages wait for that.
+        share: f64,
     },
     /// The stages of a pipeline do not take the same time.
     Uneven {
@@ -79,9 +85,15 @@ impl Limit {
             of.lane == Lane::Compute && of.origin.role == Role::Recompute && of.origin.stage != Stage::Update
         };
         let busy = stages.iter().map(|stage| stage.busy_seconds);
-        let (slowest, mean) = (busy.clone().fold(0.0, f64::max), busy.sum::<f64>() / stages.len().max(1) as f64);
+        let (slowest, mean) =
+            (busy.clone().fold(0.0, f64::max), busy.sum::<f64>() / stages.len().max(1) as f64);
         all.extend([
-            Limit::Bubble { share: share(timeline.bubble_seconds()), micro_steps, stages: stages.len() },
+            Limit::Bubble {
+                share: share(timeline.plain_bubble_seconds()),
+                micro_steps,
+                stages: stages.len(),
+            },
+            Limit::InTurn { share: share(timeline.bubble_seconds() - timeline.plain_bubble_seconds()) },
             Limit::Uneven { share: share(slowest - mean) },
             Limit::Recomputed { share: share(timeline.seconds_of(is_recomputed)) },
             Limit::Beside { share: share(timeline.slowed_seconds(program, device)) },
@@ -97,6 +109,7 @@ impl Limit {
             Limit::Memory { .. } => 1.0,
             Limit::Exposed { share, .. }
             | Limit::Bubble { share, .. }
+            | Limit::InTurn { share }
             | Limit::Uneven { share }
             | Limit::Recomputed { share }
             | Limit::Beside { share }
@@ -127,8 +140,11 @@ impl fmt::Display for Limit {
             Limit::Memory { over_bytes } => write!(f, "memory: {} over", format::gib(over_bytes)),
             Limit::Exposed { contents, share } => write!(f, "exposed {contents} {}", percent(share)),
             Limit::Bubble { share, micro_steps, stages } => {
-                let few = if micro_steps < 4 * stages { ": micro-batches too few" } else { "" };
+                let few = if micro_steps < 4 * stages { ": too few micro-batches" } else { "" };
                 write!(f, "bubble {} ({micro_steps} micro-batches, {stages} stages{few})", percent(share))
+            }
+            Limit::InTurn { share } => {
+                write!(f, "gradients that stages exchange in turn {}", percent(share))
             }
             Limit::Uneven { share } => write!(f, "uneven stages {}", percent(share)),
             Limit::Recomputed { share } => write!(f, "recomputation {}", percent(share)),

@@ -26,7 +26,7 @@ pub use network::{Network, RANKS_PER_NODE};
 pub use op_label::OpLabel;
 pub use rates::{AttentionRates, Factors, GemmRates, Rates, ScoreSeconds};
 pub use run_time::{RunTime, Speed};
-pub use timeline::{Exposed, PayloadTime, Span, Timeline, TimelinePart, WaitPlace};
+pub use timeline::{Exposed, Passes, PayloadTime, Span, Timeline, TimelinePart, WaitPlace};
 pub use work::OpWork;
 
 use xtrain_program::{Instance, KernelCost, Phase, Program};

@@ -1,8 +1,9 @@
 //! The picture of a step's lanes.
 
 use super::{Timeline, TimelinePart};
+use crate::stages::{self, StageCost};
 use xtrain_program::{Instance, Lane, Payload, Program, Role, Stage};
-use xtrain_report::lanes::{Bar, LanePart, Work, lanes};
+use xtrain_report::lanes::{Bar, LanePart, Work, lanes, schedule};
 use xtrain_runtime::{Part, Turn};
 
 impl Timeline {
@@ -10,6 +11,22 @@ impl Timeline {
     pub fn picture(&self, title: &str, program: &Program) -> String {
         let parts: Vec<LanePart> = self.parts.iter().map(|of| part(program, of)).collect();
         lanes(title, &parts)
+    }
+
+    /// The schedule of a step of so many micro-batches over the `stages` of its pipeline as SVG, and below it
+    /// the lanes of this stage, which is `program`.
+    pub fn picture_of_stages(
+        &self,
+        title: &str,
+        program: &Program,
+        stages: &[StageCost],
+        micro_steps: usize,
+    ) -> String {
+        let (rows, shown) = stages::schedule(stages, micro_steps);
+        let of = if shown < micro_steps { format!("{shown} of ") } else { String::new() };
+        let title = format!("{title}: {of}{micro_steps} micro-batches through {} stages", stages.len());
+        let parts: Vec<LanePart> = self.parts.iter().map(|of| part(program, of)).collect();
+        schedule(&title, &rows, &format!("Passes of stage {}, the slowest", self.stage()), &parts)
     }
 }
 

@@ -16,6 +16,19 @@ use xtrain_program::{Collective, Instance, Lane, Payload, Phase, Program, Role, 
 use xtrain_runtime::{Part, Turn};
 use xtrain_step::engine::Target;
 
+/// Seconds of the passes of a micro-batch through a stage of a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Passes {
+    /// The longest forward.
+    pub forward: f64,
+    /// The shortest backward.
+    pub backward: f64,
+    /// The backward of the last micro-batch, which may exchange the gradients of all.
+    pub last_backward: f64,
+    /// The longest backward.
+    pub longest_backward: f64,
+}
+
 /// The times of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
@@ -155,17 +168,30 @@ impl Timeline {
     /// Seconds that a stage of a pipeline waits at the beginning and at the end of a step, while the others
     /// fill and empty it: a forward and a backward for each other stage.
     pub fn bubble_seconds(&self) -> f64 {
-        (self.stage.1 - 1) as f64 * self.pass_seconds().iter().sum::<f64>()
+        let Passes { forward, longest_backward, .. } = self.passes();
+        (self.stage.1 - 1) as f64 * (forward + longest_backward)
     }
 
-    /// Seconds of the longest forward of a micro-batch and of the longest backward, of a stage of a pipeline;
-    /// 0 without one.
-    pub fn pass_seconds(&self) -> [f64; 2] {
-        let longest = |is_it: fn(&Part) -> bool| {
-            let parts = self.parts.iter().filter(|of| is_it(&of.part));
-            parts.map(|of| of.seconds).fold(0.0, f64::max)
+    /// Seconds of them that the stages would wait if no backward exchanged gradients or other copies in turn
+    /// before the stage before it can begin its own.
+    pub fn plain_bubble_seconds(&self) -> f64 {
+        let Passes { forward, backward, .. } = self.passes();
+        (self.stage.1 - 1) as f64 * (forward + backward)
+    }
+
+    /// The passes of a micro-batch through this stage of a pipeline; 0 without one.
+    pub fn passes(&self) -> Passes {
+        let of = |is_it: fn(&Part) -> bool| {
+            self.parts.iter().filter(move |of| is_it(&of.part)).map(|of| of.seconds)
         };
-        [longest(|part| matches!(part, Part::Forward(..))), longest(|part| matches!(part, Part::Backward(..)))]
+        let is_backward = |part: &Part| matches!(part, Part::Backward(..));
+        let is_last = |part: &Part| matches!(part, Part::Backward(Turn::Last | Turn::Only, _));
+        Passes {
+            forward: of(|part| matches!(part, Part::Forward(..))).fold(0.0, f64::max),
+            backward: of(is_backward).reduce(f64::min).unwrap_or(0.0),
+            last_backward: of(is_last).sum(),
+            longest_backward: of(is_backward).fold(0.0, f64::max),
+        }
     }
 
     /// Seconds of the update, if it is a part of its own.
@@ -180,8 +206,11 @@ impl Timeline {
             let slowed = spans.map(|span| {
                 let instance = &program.instances[span.instance];
                 let runs = part.part.runs(instance);
-                let alone =
-                    if runs { instance_seconds(program, instance, &device.rates, part.part.is_first()) } else { 0.0 };
+                let alone = if runs {
+                    instance_seconds(program, instance, &device.rates, part.part.is_first())
+                } else {
+                    0.0
+                };
                 span.end - span.begin - alone
             });
             part.times as f64 * slowed.sum::<f64>()

@@ -111,7 +111,8 @@ impl<E: From<PlanError>> Search<'_, E> {
         if best.is_some_and(|best| shape_of(best) == (1, 1)) && !spans_nodes {
             // Where weights fit that are sharded within a node, two meshes show what the others would cost.
             let first = |is_it: fn(&&Shape) -> bool| shapes.iter().find(is_it).copied();
-            let shown = [first(|(tensor, stages)| *tensor > 1 && *stages == 1), first(|of| of.0 == 1 && of.1 > 1)];
+            let shown =
+                [first(|(tensor, stages)| *tensor > 1 && *stages == 1), first(|of| of.0 == 1 && of.1 > 1)];
             shapes.retain(|shape| shown.contains(&Some(*shape)));
             tries.left_out = LeftOut::default();
         }
@@ -179,7 +180,8 @@ impl<E: From<PlanError>> Search<'_, E> {
         let mut experts = self.base.spec.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
         let Some(experts) = experts.next() else { return vec![self.base.resolved.config.parallel.expert] };
         let divides = |n: &usize| experts.count.is_multiple_of(*n) && self.ranks.is_multiple_of(*n);
-        let most = TENSOR_RANKS.into_iter().rev().find(|n| divides(n) && *n <= self.device.network.ranks_per_node);
+        let most =
+            TENSOR_RANKS.into_iter().rev().find(|n| divides(n) && *n <= self.device.network.ranks_per_node);
         let mut all = vec![most.unwrap_or(1), 1];
         all.dedup();
         all
@@ -274,7 +276,9 @@ impl<E: From<PlanError>> Search<'_, E> {
 
     /// `tried` with micro-batches of another size.
     pub(crate) fn resized(&self, tried: &Tried, sequences: usize) -> Result<Option<Tried>, E> {
-        let Some((settings, open)) = self.with_micro_batch(&tried.settings, sequences) else { return Ok(None) };
+        let Some((settings, open)) = self.with_micro_batch(&tried.settings, sequences) else {
+            return Ok(None);
+        };
         let candidate = Candidate::choose(open.clone(), self.device)?;
         Ok(Some(Tried { settings, open, candidate }))
     }

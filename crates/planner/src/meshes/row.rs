@@ -78,11 +78,15 @@ impl MeshRow {
                 best.push(n);
             }
         }
+        // The mesh that is proposed, or else kept, is the first: it may be simpler than one that is hardly faster.
+        let first = proposed.or(given).map(|n| shape_of(&all[n].0.planned.spec));
+        best.sort_by_key(|n| Some(shape_of(&all[*n].0.planned.spec)) != first || !fits(*n));
         let is_data_alone = |n: &&usize| shape_of(&all[**n].0.planned.spec) == (1, 1);
         let data_alone = best.iter().skip(SHOWN).find(is_data_alone).copied();
         best.truncate(SHOWN);
         best.extend(data_alone);
-        let row = |n: usize| MeshRow::new(all[n], device, available, [given, proposed].map(|of| of == Some(n)));
+        let row =
+            |n: usize| MeshRow::new(all[n], device, available, [given, proposed].map(|of| of == Some(n)));
         best.into_iter().map(row).collect()
     }
 

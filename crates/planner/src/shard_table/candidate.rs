@@ -65,7 +65,8 @@ impl Candidate {
             let program = programs::training(spec).map_err(LearnError::from)?;
             let bytes = memory::needed_bytes(spec, &program, device.target, device.threads)?;
             let kind = Kind::of(spec);
-            let alike = |(of, ..): &&(usize, Program, Timeline)| kind.is_some() && Kind::of(&specs[*of]) == kind;
+            let alike =
+                |(of, ..): &&(usize, Program, Timeline)| kind.is_some() && Kind::of(&specs[*of]) == kind;
             if let Some((_, _, timeline)) = timed.iter().find(alike) {
                 stages.push(StageCost::new(spec, bytes, timeline));
                 continue;

@@ -180,7 +180,8 @@ pub fn modes(resolved: &Resolved, rank: Rank, device: &Device) -> Result<Vec<Can
             found => found,
         }
     };
-    let found: Result<Vec<Option<Candidate>>, PlanError> = on_threads(meshes, candidate).into_iter().collect();
+    let found: Result<Vec<Option<Candidate>>, PlanError> =
+        on_threads(meshes, candidate).into_iter().collect();
     Ok(found?.into_iter().flatten().collect())
 }
 
@@ -197,9 +198,9 @@ fn on_threads<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> 
     let of_thread = || std::iter::from_fn(next).map(|(n, item)| (n, work(item))).collect::<Vec<_>>();
     let mut done: Vec<(usize, R)> = thread::scope(|scope| {
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(of_thread)).collect();
-        let joined = running.into_iter().map(|thread| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        });
+        let joined = running
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         joined.flatten().collect()
     });
     done.sort_by_key(|(n, _)| *n);

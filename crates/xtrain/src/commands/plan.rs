@@ -132,7 +132,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         };
         let ranks = planned.rank.world_size;
         let title = format!("{}: a step on {ranks} x {}", planned.spec.model, device.name);
-        write_lanes(path, &timeline.picture(&title, &program))?;
+        let picture = match shown.map_or(&[][..], |shown| &shown.stages) {
+            [] => timeline.picture(&title, &program),
+            stages => timeline.picture_of_stages(&title, &program, stages, planned.micro_steps()),
+        };
+        write_lanes(path, &picture)?;
     }
     let reference = programs::reference(&planned.spec).map_err(LearnError::from)?;
     let refusal = processor.as_ref().and_then(|processor| processor.check(recipe).err());

@@ -6,8 +6,11 @@ use xtrain_planner::meshes::{LeftOut, MeshRow};
 use xtrain_planner::stages::StageCost;
 use xtrain_report::metrics::format;
 
-/// Stages of a line.
+/// Figures of a line.
 const OF_LINE: usize = 16;
+
+/// The difference of two times, as a share, that the estimate does not tell.
+const NEAR: f64 = 0.02;
 
 /// Reasons of a mesh that are named.
 const MOST_LIMITS: usize = 4;
@@ -56,12 +59,16 @@ pub(super) fn text(advised: &Advised<'_>) -> String {
     out
 }
 
-/// A figure of each stage.
+/// A figure of each stage; of equal neighbours once, with their number.
 fn stages(out: &mut String, name: &str, stages: &[StageCost], figure: impl Fn(&StageCost) -> f64) {
-    for (n, stages) in stages.chunks(OF_LINE).enumerate() {
-        let figures: Vec<String> = stages.iter().map(|of| format::significant(figure(of))).collect();
+    let figures: Vec<String> = stages.iter().map(|of| format::significant(figure(of))).collect();
+    let equal = figures.chunk_by(|a, b| a == b).map(|alike| match alike.len() {
+        1 => alike[0].clone(),
+        count => format!("{} (x {count})", alike[0]),
+    });
+    for (n, line) in equal.collect::<Vec<_>>().chunks(OF_LINE).enumerate() {
         let head = if n == 0 { format!("{name} of stages") } else { String::new() };
-        let _ = writeln!(out, "    {head:<19} {}", figures.join(" "));
+        let _ = writeln!(out, "    {head:<19} {}", line.join(" "));
     }
 }
 
@@ -70,13 +77,16 @@ fn data_ranks_alone(rows: &[MeshRow]) -> Option<String> {
     let fitting = || rows.iter().filter(|row| row.fits != Some(false));
     let is_alone = |row: &&MeshRow| row.tensor * row.pipeline == 1;
     let (alone, other) = (fitting().find(is_alone)?, fitting().find(|row| !is_alone(row))?);
-    if alone.seconds > other.seconds {
+    if alone.seconds > other.seconds * (1.0 + NEAR) {
         return None;
     }
-    let ratio = other.seconds / alone.seconds;
+    let than = match other.seconds / alone.seconds {
+        ratio if ratio < 1.0 + NEAR => "as fast as any other mesh".to_owned(),
+        ratio => format!("{ratio:.2} times as fast as the best other mesh"),
+    };
     Some(format!(
-        "data ranks alone (parallel.shard = \"{}\") fit and are the fastest, by {ratio:.2} times: tensor ranks and stages pay off for few \
-         sequences, many GPUs or slow links\n",
+        "data ranks alone (parallel.shard = \"{}\") fit and are {than}, by the estimate: tensor ranks and stages are for few sequences on \
+         many GPUs, and for slow links\n",
         alone.shard
     ))
 }
@@ -91,7 +101,8 @@ fn left_out(of: &LeftOut) -> String {
         (of.refused, "are refused for this model"),
         (of.slower, "are likely to be slower"),
     ];
-    let named = reasons.into_iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}"));
+    let named =
+        reasons.into_iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}"));
     let named: Vec<String> = named.collect();
     match named.is_empty() {
         true => String::new(),

@@ -238,7 +238,8 @@ fn beside_each_other(rows: &[ModeRow], micro_steps: usize) -> String {
         let is_larger = !is_chosen && usual.is_some_and(|usual| mode.micro_batch_size > usual);
         let expert = (mode.expert > 1).then(|| format!("expert={}", mode.expert));
         let meshes = [("tensor", mode.tensor), ("pipeline", mode.pipeline)].into_iter().zip(of_meshes);
-        let meshes = meshes.filter(|((_, n), differs)| *differs && *n > 1).map(|((key, n), _)| format!("{key}={n}"));
+        let meshes =
+            meshes.filter(|((_, n), differs)| *differs && *n > 1).map(|((key, n), _)| format!("{key}={n}"));
         let replicas = (mode.replicas > 1).then(|| format!("replicas={}", mode.replicas));
         let micro_batch = is_larger.then(|| format!("{name}={}", mode.micro_batch_size));
         expert.into_iter().chain(meshes).chain(replicas).chain(micro_batch).collect()

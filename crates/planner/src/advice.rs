@@ -152,7 +152,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
         let Planner { device, replan, .. } = *self;
         let available = self.available();
         let search = meshes::Search { base, ranks, device, available, replan };
-        let Tries { mut tried, left_out } = search.tries(candidates)?;
+        let Tries { mut tried, left_out } = search.tries(candidates);
         let mut shapes = Vec::new();
         let mut order: Vec<usize> = (0..tried.len()).collect();
         order.retain(|n| tried[*n].candidate.needed_bytes <= available);

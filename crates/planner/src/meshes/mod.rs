@@ -98,10 +98,10 @@ type Shape = (usize, usize);
 
 impl<E: From<PlanError>> Search<'_, E> {
     /// Plans other meshes than those of `known`, which have the shape of the run file.
-    pub(crate) fn tries(&self, known: &[Candidate]) -> Result<Tries, E> {
+    pub(crate) fn tries(&self, known: &[Candidate]) -> Tries {
         let mut tries = Tries::default();
         if self.device.target == Target::Cpu || self.ranks == 1 {
-            return Ok(tries);
+            return tries;
         }
         let of_known = known.first().map(|of| shape_of(&of.planned.spec));
         let mut shapes = self.shapes(&mut tries.left_out);
@@ -124,7 +124,7 @@ impl<E: From<PlanError>> Search<'_, E> {
                     tries.left_out.slower += 1;
                     continue;
                 }
-                self.open(shape, expert, &mut open, &mut tries.left_out)?;
+                self.open(shape, expert, &mut open, &mut tries.left_out);
             }
         }
         open.truncate(MOST_PLANNED);
@@ -136,7 +136,7 @@ impl<E: From<PlanError>> Search<'_, E> {
                 Err(_) => tries.left_out.refused += 1,
             }
         }
-        Ok(tries)
+        tries
     }
 
     /// The shapes to plan, the most promising first.
@@ -194,7 +194,7 @@ impl<E: From<PlanError>> Search<'_, E> {
         expert: usize,
         open: &mut Vec<(Vec<String>, Planned)>,
         left_out: &mut LeftOut,
-    ) -> Result<(), E> {
+    ) {
         let of_stage = self.ranks / pipeline;
         let nodes = self.device.network.nodes(of_stage).unwrap_or(1);
         let mut ways = vec![
@@ -204,18 +204,21 @@ impl<E: From<PlanError>> Search<'_, E> {
             (Shard::Gradients, 1),
             (Shard::Weights, 1),
         ];
-        ways.dedup();
+        if nodes == 1 {
+            ways.truncate(3);
+        }
         let (mut found, mut over, mut refused) = (0, false, false);
-        for (n, (shard, replicas)) in ways.iter().copied().enumerate() {
-            if ways[..n].contains(&(shard, replicas)) {
-                continue;
-            }
+        for (shard, replicas) in ways {
+            let shares = |expert: &usize| (of_stage / replicas).is_multiple_of(*expert);
+            let expert = (1..=expert).rev().find(shares).filter(|n| expert.is_multiple_of(*n)).unwrap_or(1);
             let mesh = Mesh { shard, replicas, expert, tensor, pipeline };
-            let Some((settings, planned)) = self.plan(mesh) else {
+            let bound =
+                self.plan(mesh).map(|(settings, planned)| (self.least_bytes(&planned), settings, planned));
+            let Some((Ok(least_bytes), settings, planned)) = bound else {
                 refused = true;
                 continue;
             };
-            if self.least_bytes(&planned)? > self.available {
+            if least_bytes > self.available {
                 over = true;
                 continue;
             }
@@ -231,7 +234,6 @@ impl<E: From<PlanError>> Search<'_, E> {
             (0, false, true) => left_out.refused += 1,
             _ => {}
         }
-        Ok(())
     }
 
     /// The run in this mesh, and the settings in which it differs from the run file. Micro-batches are as in

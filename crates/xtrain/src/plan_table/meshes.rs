@@ -15,12 +15,13 @@ const NEAR: f64 = 0.02;
 /// Reasons of a mesh that are named.
 const MOST_LIMITS: usize = 4;
 
-/// The meshes: the fastest that fits, the next ones, and what limits each. Empty if none was compared.
+/// The meshes: the fastest that fits, the next ones, and what limits each. Without others than that of the run, why none was planned.
 pub(super) fn text(advised: &Advised<'_>) -> String {
     let advice = &advised.advice;
     let rows = &advice.meshes;
+    let ranks = advice.given().planned.rank.world_size;
     if rows.is_empty() {
-        return String::new();
+        return left_out(&advice.left_out, ranks);
     }
     let name = |row: &MeshRow| {
         let MeshRow { tensor, pipeline, data, expert, replicas, shard, micro_batch_size, .. } = row;
@@ -43,19 +44,25 @@ pub(super) fn text(advised: &Advised<'_>) -> String {
         let [memory, seconds] = [format::gib(row.needed_bytes), format::seconds(row.seconds)];
         let _ = writeln!(out, "{:<width$}{memory:>12}{seconds:>12}{mfu:>8}  {}", name(row), notes.join("; "));
         let limits: Vec<String> = row.limits.iter().take(MOST_LIMITS).map(ToString::to_string).collect();
-        let limits = if limits.is_empty() { "kernels alone".to_owned() } else { limits.join("; ") };
+        let limits = if limits.is_empty() {
+            "kernels; all else takes less than 3% each".to_owned()
+        } else {
+            limits.join("; ")
+        };
         let _ = writeln!(out, "    limited by  {limits}");
         let sets: Vec<String> = row.set.iter().map(|setting| format!("--set {setting}")).collect();
         if !sets.is_empty() {
             let _ = writeln!(out, "    settings    {}", sets.join(" "));
         }
         stages(&mut out, "GiB", &row.stages, |of| of.bytes as f64 / (1u64 << 30) as f64);
-        stages(&mut out, "seconds", &row.stages, |of| of.busy_seconds);
+        let is_long = row.stages.iter().any(|of| of.busy_seconds >= 1.0);
+        let (name, unit) = if is_long { ("seconds", 1.0) } else { ("ms", 1e3) };
+        stages(&mut out, name, &row.stages, |of| unit * of.busy_seconds);
     }
     if let Some(line) = data_ranks_alone(rows) {
         out.push_str(&line);
     }
-    out.push_str(&left_out(&advice.left_out));
+    out.push_str(&left_out(&advice.left_out, ranks));
     out
 }
 
@@ -92,7 +99,7 @@ fn data_ranks_alone(rows: &[MeshRow]) -> Option<String> {
 }
 
 /// The number of meshes that were not planned, by reason.
-fn left_out(of: &LeftOut) -> String {
+fn left_out(of: &LeftOut, ranks: usize) -> String {
     let reasons = [
         (of.batch, "cannot share the batch evenly"),
         (of.micro_batches, "have fewer micro-batches than stages"),
@@ -106,6 +113,6 @@ fn left_out(of: &LeftOut) -> String {
     let named: Vec<String> = named.collect();
     match named.is_empty() {
         true => String::new(),
-        false => format!("not planned, of other tensor x pipeline x data: {}\n", named.join(", ")),
+        false => format!("not planned, of other meshes of {ranks} ranks: {}\n", named.join(", ")),
     }
 }

@@ -268,3 +268,60 @@ fn collectives_are_measured_between_processes() {
         place.run(&format!("bench comm --device cpu {quick}")).succeeds().stdout.starts_with("1 ranks, ")
     );
 }
+
+#[test]
+fn a_proposed_mesh_is_planned_as_it_was_proposed() {
+    let place = Place::new();
+    let json = |arguments: &str| -> Value {
+        let text = plan(&place, &format!("{arguments} --json --device-model h100"));
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let model = "--set model.dim=1024 --set model.heads=8 --set model.kv_heads=8 --set model.layers=8";
+    let base = format!("run.toml --gpus 32 {model} --set train.batch_size=8 --set train.micro_batch_size=1");
+    let found = json(&base);
+    let device = &found["device"];
+    // 8 sequences are too few for 32 ranks alone.
+    assert_eq!((&device["fits"], &found["ranks"]), (&false.into(), &32.into()), "{found}");
+    assert!(device["as_configured"].as_str().is_some_and(|why| why.contains("32 ranks")), "{found}");
+    let meshes = device["meshes"].as_array().expect("meshes");
+    assert!((2..=5).contains(&meshes.len()), "{found}");
+    assert_eq!(meshes[0]["set"], device["proposed"]["set"], "{found}");
+    for mesh in meshes {
+        let sets = mesh["set"].as_array().expect("settings").iter().filter_map(Value::as_str);
+        let sets: Vec<String> = sets.map(|setting| format!("--set {setting}")).collect();
+        let again = json(&format!("{base} {}", sets.join(" ")));
+        let same = |key: &str| (again["device"][key].clone(), mesh[key].clone());
+        for key in ["needed_bytes", "seconds", "mfu"] {
+            let (again, proposed) = same(key);
+            assert_eq!(again, proposed, "{key} of {mesh}");
+        }
+        let stages = mesh["stages"].as_array().map_or(0, Vec::len) as u64;
+        assert_eq!(Some(stages.max(1)), mesh["pipeline"].as_u64(), "{mesh}");
+    }
+    let text = plan(&place, &format!("{base} --device-model h100"));
+    for line in
+        ["\ntensor x pipeline x data ", "\n    limited by  ", "\n    settings    --set ", "\nproposed "]
+    {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    // No mesh of a prime number of ranks has so few sequences, and the run names no mesh that is replaced.
+    place
+        .run(&format!("plan {base} --gpus 31 --device-model h100").replace("--gpus 32 ", ""))
+        .refuses(&["31 ranks"]);
+    let named = format!("plan {base} --device-model h100 --set parallel.tensor=2");
+    place.run(&named).refuses(&["8 cannot be shared evenly by 16 groups"]);
+}
+
+#[test]
+fn a_picture_shows_the_schedule_of_a_pipeline() {
+    let place = Place::new();
+    let file = example("llama3_8b.toml");
+    let sets = "--set parallel.pipeline=4 --set train.batch_size=64 --set parallel.shard=optimizer";
+    plan(&place, &format!("{file} --gpus 8 --device-model h100 {sets} --svg a.svg"));
+    let svg = String::from_utf8(place.read("a.svg")).expect("text");
+    for name in [">stage 0<", ">stage 3<", ": 32 micro-batches through 4 stages<", "the slowest<", ">update<"]
+    {
+        assert!(svg.contains(name), "{name}");
+    }
+    assert!(!svg.contains(">stage 4<") && svg.len() < 128 << 10, "{} bytes", svg.len());
+}

@@ -60,6 +60,9 @@ pub struct Planner<'a, E> {
     pub replan: &'a dyn Fn(usize, &[String]) -> Result<Planned, E>,
 }
 
+/// A proposal, and the meshes of its number of GPUs if they are not those of the run.
+type Instead = (Proposal, Option<(Vec<MeshRow>, LeftOut)>);
+
 /// Share of the time that a proposal must save where the configured step fits: estimates are no better.
 const GAIN: f64 = 0.02;
 
@@ -99,14 +102,22 @@ impl<E: From<PlanError>> Planner<'_, E> {
                 Some(Fit::from_planned(&candidates[given].planned, target, threads, room)?)
             }
         };
-        let proposal = match best {
-            Some(best) => self.mode(&candidates, given, best, fits, sets[best].clone()),
-            None => fit.as_ref().map(|fit| self.instead(&mut candidates, given, fit)).transpose()?.flatten(),
+        let instead = match (best, &fit) {
+            (None, Some(fit)) => self.instead(&mut candidates, given, fit)?,
+            _ => None,
         };
-        let proposed = proposal.as_ref().map(|proposal| proposal.candidate);
-        let meshes = match candidates.len() > of_modes && sets.len() > of_modes {
-            true => self.rows(&candidates, &sets, Some(given), proposed),
-            false => Vec::new(),
+        let (proposal, elsewhere) = match (best, instead) {
+            (Some(best), _) => (self.mode(&candidates, given, best, fits, sets[best].clone()), None),
+            (None, Some((proposal, elsewhere))) => (Some(proposal), elsewhere),
+            (None, None) => (None, None),
+        };
+        let (meshes, left_out) = match elsewhere {
+            Some(elsewhere) => elsewhere,
+            None if sets.len() == of_modes => (Vec::new(), left_out),
+            None => {
+                let proposed = proposal.as_ref().map(|proposal| proposal.candidate);
+                (self.rows(&candidates, &sets, Some(given), proposed), left_out)
+            }
         };
         let mut advice =
             Advice { candidates, given, refused: None, meshes, left_out, fit, proposal, fast: None };
@@ -199,6 +210,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
         proposed: Option<usize>,
     ) -> Vec<MeshRow> {
         let all: Vec<_> = candidates.iter().zip(sets.iter().map(Vec::as_slice)).collect();
+        let proposed = proposed.filter(|n| *n < all.len());
         let available = self.room.map(|room| room.available_bytes);
         MeshRow::all(&all, self.device, available, given, proposed)
     }
@@ -286,8 +298,9 @@ impl<E: From<PlanError>> Planner<'_, E> {
         (gains || !fits).then(|| Proposal { settings, gpus: None, others: Vec::new(), candidate: best })
     }
 
-    /// The proposal instead of the step `given`, of whose modes none fits. Adds it to `all`.
-    fn instead(&self, all: &mut Vec<Candidate>, given: usize, fit: &Fit) -> Result<Option<Proposal>, E> {
+    /// The proposal instead of the step `given`, of whose modes and meshes none fits, and the meshes to show
+    /// with it, if it is on more GPUs. Adds its steps to `all`.
+    fn instead(&self, all: &mut Vec<Candidate>, given: usize, fit: &Fit) -> Result<Option<Instead>, E> {
         match &fit.verdict {
             Verdict::Fits => Ok(None),
             Verdict::WouldFit(alternatives) => {
@@ -295,7 +308,8 @@ impl<E: From<PlanError>> Planner<'_, E> {
                 let open = (self.replan)(all[given].planned.rank.world_size, &first.settings)?;
                 all.push(self.on(Candidate::choose(open, self.device)?)?);
                 let (settings, others) = (first.settings.clone(), others.to_vec());
-                Ok(Some(Proposal { settings, gpus: None, others, candidate: all.len() - 1 }))
+                let proposal = Proposal { settings, gpus: None, others, candidate: all.len() - 1 };
+                Ok(Some((proposal, None)))
             }
             Verdict::Nothing { least, instead, .. } => match &instead.gpus {
                 Some(more) => self.on_more_gpus(all, more, &least.settings),
@@ -304,14 +318,14 @@ impl<E: From<PlanError>> Planner<'_, E> {
         }
     }
 
-    /// The fastest mode on this number of GPUs: with the settings of the run, or else with those that need
-    /// the `least` memory. Adds the modes to `all`.
+    /// The fastest mode or mesh on this number of GPUs: with the settings of the run, or else with those that
+    /// need the `least` memory. Adds the steps there to `all`.
     fn on_more_gpus(
         &self,
         all: &mut Vec<Candidate>,
         more: &MoreGpus,
         least: &[String],
-    ) -> Result<Option<Proposal>, E> {
+    ) -> Result<Option<Instead>, E> {
         let MoreGpus { count, batch_size, .. } = *more;
         let mut given = vec!["parallel.shard=weights".to_owned(), "parallel.replicas=1".to_owned()];
         given.extend(batch_size.map(|size| format!("train.batch_size={size}")));
@@ -323,19 +337,29 @@ impl<E: From<PlanError>> Planner<'_, E> {
         for changed in [given, with_least] {
             // So many ranks may be unable to share the micro-batches of the run file.
             let Ok(open) = (self.replan)(count, &changed) else { continue };
-            let (modes, weights) = self.candidates(&open)?;
-            let Some(best) = fastest(&modes, self.available()) else { continue };
-            let mut settings = settings(&modes[weights], &modes[best]);
-            let is_known = |setting: &String| settings.iter().any(|known| key(known) == key(setting));
-            let others: Vec<String> = changed.into_iter().filter(|setting| !is_known(setting)).collect();
-            settings.extend(others);
-            settings.retain(|setting| {
-                setting != "parallel.replicas=1" || all[0].planned.spec.parallel.replicas > 1
-            });
-            settings.sort_by_key(|setting| !setting.starts_with("parallel."));
+            let (mut modes, weights) = self.candidates(&open)?;
+            let mut sets: Vec<Vec<String>> =
+                modes.iter().map(|mode| settings(&modes[weights], mode)).collect();
+            let replan = |ranks: usize, more: &[String]| (self.replan)(ranks, &[&changed[..], more].concat());
+            let Planner { device, processor, room, .. } = *self;
+            let there = Planner { device, processor, room, replan: &replan };
+            let left_out = there.add_meshes(&open, count, &mut modes, &mut sets)?;
+            let Some(best) = preferred(&modes, self.available()) else { continue };
+            for settings in &mut sets {
+                let is_known = |setting: &&String| settings.iter().any(|known| key(known) == key(setting));
+                let others: Vec<String> = changed.iter().filter(|of| !is_known(of)).cloned().collect();
+                settings.extend(others);
+                settings.retain(|setting| {
+                    setting != "parallel.replicas=1" || all[0].planned.spec.parallel.replicas > 1
+                });
+                settings.sort_by_key(|setting| !setting.starts_with("parallel."));
+            }
+            let rows = self.rows(&modes, &sets, None, Some(best));
             let candidate = all.len() + best;
             all.extend(modes);
-            return Ok(Some(Proposal { settings, gpus: Some(count), others: Vec::new(), candidate }));
+            let (settings, others) = (sets.swap_remove(best), Vec::new());
+            let proposal = Proposal { settings, gpus: Some(count), others, candidate };
+            return Ok(Some((proposal, Some((rows, left_out)))));
         }
         Ok(None)
     }

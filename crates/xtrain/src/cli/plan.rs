@@ -53,7 +53,7 @@ pub(crate) struct PlanArgs {
     /// as many to each, or by Zipf's law (shares of 1, 1/2, 1/3, .., at most all tokens)
     #[arg(long, conflicts_with_all = ["dump", "dump_after"], value_parser = named(&Routing::ALL, Routing::name))]
     pub(crate) routing: Option<Routing>,
-    /// Also draw when kernels and collectives of a step run, to this file
+    /// Also draw when kernels and collectives of a step run, and the schedule of stages, to this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["dump", "dump_after"])]
     pub(crate) svg: Option<PathBuf>,
     /// Also print workspaces that do not add to the peak of memory

@@ -19,7 +19,7 @@ const MOST_LIMITS: usize = 4;
 pub(super) fn text(advised: &Advised<'_>) -> String {
     let advice = &advised.advice;
     let rows = &advice.meshes;
-    let ranks = advice.given().planned.rank.world_size;
+    let ranks = advice.shown().planned.rank.world_size;
     if rows.is_empty() {
         return left_out(&advice.left_out, ranks);
     }

@@ -338,6 +338,9 @@ impl<E: From<PlanError>> Planner<'_, E> {
             // So many ranks may be unable to share the micro-batches of the run file.
             let Ok(open) = (self.replan)(count, &changed) else { continue };
             let (mut modes, weights) = self.candidates(&open)?;
+            if fastest(&modes, self.available()).is_none() {
+                continue;
+            }
             let mut sets: Vec<Vec<String>> =
                 modes.iter().map(|mode| settings(&modes[weights], mode)).collect();
             let replan = |ranks: usize, more: &[String]| (self.replan)(ranks, &[&changed[..], more].concat());
@@ -352,7 +355,9 @@ impl<E: From<PlanError>> Planner<'_, E> {
                 settings.retain(|setting| {
                     setting != "parallel.replicas=1" || all[0].planned.spec.parallel.replicas > 1
                 });
-                settings.sort_by_key(|setting| !setting.starts_with("parallel."));
+                let order =
+                    |setting: &String| ["parallel.shard", "parallel."].map(|of| !setting.starts_with(of));
+                settings.sort_by_key(order);
             }
             let rows = self.rows(&modes, &sets, None, Some(best));
             let candidate = all.len() + best;

@@ -62,12 +62,16 @@ impl Candidate {
         // Stages of one kind take the same time.
         let mut timed: Vec<(usize, Program, Timeline)> = Vec::new();
         for (n, spec) in specs.iter().enumerate() {
-            let program = programs::training(spec).map_err(LearnError::from)?;
-            let bytes = memory::needed_bytes(spec, &program, device.target, device.threads)?;
             let kind = Kind::of(spec);
-            let alike =
-                |(of, ..): &&(usize, Program, Timeline)| kind.is_some() && Kind::of(&specs[*of]) == kind;
-            if let Some((_, _, timeline)) = timed.iter().find(alike) {
+            let alike = |(of, ..): &&(usize, Program, Timeline)| kind.is_some() && Kind::of(&specs[*of]) == kind;
+            let known = timed.iter().find(alike);
+            let program = match known {
+                // It keeps fewer micro-batches, and is the same otherwise.
+                Some((_, program, _)) => Program { slots: spec.stage().in_flight(), ..program.clone() },
+                None => programs::training(spec).map_err(LearnError::from)?,
+            };
+            let bytes = memory::needed_bytes(spec, &program, device.target, device.threads)?;
+            if let Some((_, _, timeline)) = known {
                 stages.push(StageCost::new(spec, bytes, timeline));
                 continue;
             }

@@ -69,7 +69,7 @@ fn of_device(advised: &Advised<'_>, tables: &Tables<'_>) -> Value {
         "communication": by_contents.collect::<Vec<_>>(),
         "largest_room": largest_room,
         "modes": modes,
-        "as_configured": advice.refused,
+        "refused": advice.refused,
         "meshes": advice.meshes,
         "meshes_left_out": advice.left_out,
         "routed": routed.map(|(routing, step)| json!({"routing": routing.name(), "step": step})),

@@ -282,7 +282,7 @@ fn a_proposed_mesh_is_planned_as_it_was_proposed() {
     let device = &found["device"];
     // 8 sequences are too few for 32 ranks alone.
     assert_eq!((&device["fits"], &found["ranks"]), (&false.into(), &32.into()), "{found}");
-    assert!(device["as_configured"].as_str().is_some_and(|why| why.contains("32 ranks")), "{found}");
+    assert!(device["refused"].as_str().is_some_and(|why| why.contains("32 ranks")), "{found}");
     let meshes = device["meshes"].as_array().expect("meshes");
     assert!((2..=5).contains(&meshes.len()), "{found}");
     assert_eq!(meshes[0]["set"], device["proposed"]["set"], "{found}");

@@ -162,7 +162,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
     ) -> Result<LeftOut, E> {
         let Planner { device, replan, .. } = *self;
         let available = self.available();
-        let search = meshes::Search { base, ranks, device, available, replan };
+        let search = meshes::MeshSearch { base, ranks, device, available, replan };
         let Tries { mut tried, left_out } = search.tries(candidates);
         let mut shapes = Vec::new();
         let mut order: Vec<usize> = (0..tried.len()).collect();
@@ -186,7 +186,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
     }
 
     /// `tried` with micro-batches of twice the size, if that fits and is faster.
-    fn larger(&self, search: &meshes::Search<'_, E>, tried: &Tried) -> Result<Option<Tried>, E> {
+    fn larger(&self, search: &meshes::MeshSearch<'_, E>, tried: &Tried) -> Result<Option<Tried>, E> {
         let train = &tried.open.resolved.config.train;
         let size = 2 * tried.candidate.planned.spec.batch.sequences;
         let of_a_rank = train.batch_size / tried.open.spec.parallel.data_rank().world_size;

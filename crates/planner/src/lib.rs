@@ -26,7 +26,6 @@ pub mod planned;
 pub mod routed;
 pub mod row_room;
 pub mod shard_table;
-pub mod stages;
 pub mod static_scales;
 pub mod tunable;
 mod wire;

@@ -1,6 +1,6 @@
 //! The memory that a step needs, and the search for the first step that needs no more than there is.
 
-use crate::stages::deciding;
+use crate::estimate::stages::deciding;
 use xtrain_model::optimizer::{AdamWSpec, Optimizer};
 use xtrain_model::{ParameterSpec, Recipe};
 use xtrain_program::{Program, StateKind};

@@ -11,6 +11,7 @@ mod tests;
 
 use crate::error::PlanError;
 use serde_json::{Value, json};
+use std::ops::Range;
 use std::ptr;
 use xtrain_config::{self as config, Config, OrAuto, Recompute as Policy};
 use xtrain_model::{Capacity, ExpertRanks};
@@ -240,6 +241,12 @@ pub fn capacity_for_all(spec: &TrainingSpec) -> Option<Capacity> {
     let ranks = ExpertRanks::of_run(&spec.parallel);
     let blocks = spec.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
     blocks.filter(|_| ranks.count > 1).map(|experts| experts.capacity_for_all(ranks)).max()
+}
+
+/// The number of these blocks in which the policy of `spec` applies.
+pub(crate) fn recomputing_blocks(spec: &TrainingSpec, blocks: Range<usize>) -> usize {
+    let end = spec.recompute_blocks.map_or(blocks.end, |count| count.clamp(blocks.start, blocks.end));
+    end - blocks.start
 }
 
 /// The name of a policy in run files.

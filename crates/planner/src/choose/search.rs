@@ -5,9 +5,9 @@
 //! even where everything fits, if that saves much memory for next to no time.
 
 use super::outlook::{MARGIN, Prediction, predict};
+use crate::estimate::stages::deciding;
 use crate::estimate::{Device, Timeline, step_seconds};
 use crate::memory::{first_that_fits, least_of_stages, needed_bytes};
-use crate::stages::deciding;
 use crate::tunable::{
     CAPACITY, LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE, RECOMPUTE_BLOCKS, Settings, Tunable, TunedStep,
 };

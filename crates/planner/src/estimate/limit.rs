@@ -1,8 +1,8 @@
 //! The reasons why a step is not faster: the shares of its time in which GPUs wait, or compute below the rate
 //! of large GEMMs, and the memory that it lacks.
 
+use super::stages::StageCost;
 use super::{Device, Timeline, kernels_of};
-use crate::stages::StageCost;
 use serde::Serialize;
 use std::fmt;
 use xtrain_program::{Arithmetic, Lane, Phase, Program, Role, Stage};

@@ -15,6 +15,7 @@ mod op_label;
 mod picture;
 mod rates;
 mod run_time;
+pub mod stages;
 mod timeline;
 mod work;
 

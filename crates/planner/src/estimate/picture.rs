@@ -1,7 +1,7 @@
 //! The picture of a step's lanes.
 
+use super::stages::{self, StageCost};
 use super::{Timeline, TimelinePart};
-use crate::stages::{self, StageCost};
 use xtrain_program::{Instance, Lane, Payload, Program, Role, Stage};
 use xtrain_report::lanes::{Bar, LanePart, Work, lanes, schedule};
 use xtrain_runtime::{Part, Turn};

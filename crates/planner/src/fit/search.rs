@@ -3,8 +3,8 @@
 use super::{Alternative, Instead, MoreGpus, Verdict};
 use crate::error::PlanError;
 use crate::estimate::RANKS_PER_NODE;
+use crate::estimate::stages::deciding;
 use crate::memory::{first_that_fits, needed_bytes};
-use crate::stages::deciding;
 use crate::tunable::{CAPACITY, LOSS_CHUNK, MICRO_BATCH_SIZE, RECOMPUTE_BLOCKS, Settings, TunedStep};
 use xtrain_program::{Parallel, Recompute, Region, Shard};
 use xtrain_rank::Rank;

@@ -80,7 +80,7 @@ pub struct Tries {
 }
 
 /// The search for meshes of a run.
-pub(crate) struct Search<'a, E> {
+pub(crate) struct MeshSearch<'a, E> {
     /// The run as configured: on these ranks, or in one process if they cannot share its batch.
     pub(crate) base: &'a Planned,
     /// The number of ranks.
@@ -94,9 +94,9 @@ pub(crate) struct Search<'a, E> {
 }
 
 /// Ranks that compute parts of matrices, and stages of a pipeline.
-type Shape = (usize, usize);
+type MeshShape = (usize, usize);
 
-impl<E: From<PlanError>> Search<'_, E> {
+impl<E: From<PlanError>> MeshSearch<'_, E> {
     /// Plans other meshes than those of `known`, which have the shape of the run file.
     pub(crate) fn tries(&self, known: &[Candidate]) -> Tries {
         let mut tries = Tries::default();
@@ -110,7 +110,7 @@ impl<E: From<PlanError>> Search<'_, E> {
         let spans_nodes = self.device.network.spans_nodes(self.ranks);
         if best.is_some_and(|best| shape_of(best) == (1, 1)) && !spans_nodes {
             // Where weights fit that are sharded within a node, two meshes show what the others would cost.
-            let first = |is_it: fn(&&Shape) -> bool| shapes.iter().find(is_it).copied();
+            let first = |is_it: fn(&&MeshShape) -> bool| shapes.iter().find(is_it).copied();
             let shown =
                 [first(|(tensor, stages)| *tensor > 1 && *stages == 1), first(|of| of.0 == 1 && of.1 > 1)];
             shapes.retain(|shape| shown.contains(&Some(*shape)));
@@ -140,7 +140,7 @@ impl<E: From<PlanError>> Search<'_, E> {
     }
 
     /// The shapes to plan, the most promising first.
-    fn shapes(&self, left_out: &mut LeftOut) -> Vec<Shape> {
+    fn shapes(&self, left_out: &mut LeftOut) -> Vec<MeshShape> {
         let (ranks, of_node) = (self.ranks, self.device.network.ranks_per_node);
         let blocks = self.base.spec.model.layers.len();
         let batch = self.base.resolved.config.train.batch_size;
@@ -148,7 +148,7 @@ impl<E: From<PlanError>> Search<'_, E> {
             let fills = of_node.is_multiple_of(*tensor) || ranks <= of_node;
             ranks.is_multiple_of(*tensor) && *tensor <= of_node && fills
         };
-        let mut found: Vec<(f64, Shape)> = Vec::new();
+        let mut found: Vec<(f64, MeshShape)> = Vec::new();
         for tensor in TENSOR_RANKS.into_iter().filter(is_on_node) {
             let groups = ranks / tensor;
             for stages in (1..=blocks.min(MOST_STAGES)).filter(|stages| groups.is_multiple_of(*stages)) {
@@ -190,7 +190,7 @@ impl<E: From<PlanError>> Search<'_, E> {
     /// Adds plans of this shape: with the state that ranks divide the least, as far as that may fit.
     fn open(
         &self,
-        (tensor, pipeline): Shape,
+        (tensor, pipeline): MeshShape,
         expert: usize,
         open: &mut Vec<(Vec<String>, Planned)>,
         left_out: &mut LeftOut,
@@ -297,7 +297,7 @@ impl<E: From<PlanError>> Search<'_, E> {
 }
 
 /// The shape of the mesh of a step.
-pub(crate) fn shape_of(spec: &TrainingSpec) -> Shape {
+pub(crate) fn shape_of(spec: &TrainingSpec) -> MeshShape {
     (spec.parallel.tensor, spec.parallel.pipeline)
 }
 

@@ -1,9 +1,9 @@
 //! A row of the table of meshes.
 
 use super::shape_of;
+use crate::estimate::stages::StageCost;
 use crate::estimate::{Device, Limit, Speed};
 use crate::shard_table::{Candidate, SHARDS};
-use crate::stages::StageCost;
 use serde::Serialize;
 
 /// The meshes that are shown, at most, beside that of data ranks alone.

@@ -2,11 +2,11 @@
 
 use crate::choose::{self, Choice, Decided};
 use crate::error::PlanError;
+use crate::estimate::stages::{StageCost, StageKind};
 use crate::estimate::{Device, RunTime, Timeline};
 use crate::fp8_skip;
 use crate::memory;
 use crate::planned::Planned;
-use crate::stages::{Kind, StageCost};
 use xtrain_program::Program;
 use xtrain_step::engine::Processor;
 use xtrain_step::error::LearnError;
@@ -62,8 +62,9 @@ impl Candidate {
         // Stages of one kind take the same time.
         let mut timed: Vec<(usize, Program, Timeline)> = Vec::new();
         for (n, spec) in specs.iter().enumerate() {
-            let kind = Kind::of(spec);
-            let alike = |(of, ..): &&(usize, Program, Timeline)| kind.is_some() && Kind::of(&specs[*of]) == kind;
+            let kind = StageKind::of(spec);
+            let alike =
+                |(of, ..): &&(usize, Program, Timeline)| kind.is_some() && StageKind::of(&specs[*of]) == kind;
             let known = timed.iter().find(alike);
             let program = match known {
                 // It keeps fewer micro-batches, and is the same otherwise.

@@ -2,8 +2,8 @@
 
 use super::Advised;
 use std::fmt::Write;
+use xtrain_planner::estimate::stages::StageCost;
 use xtrain_planner::meshes::{LeftOut, MeshRow};
-use xtrain_planner::stages::StageCost;
 use xtrain_report::metrics::format;
 
 /// Figures of a line.

@@ -1,6 +1,7 @@
 //! The stages of a pipeline: those that decide a step's memory and time, and the figures of each.
 
-use crate::estimate::{Passes, Timeline};
+use super::{Passes, Timeline};
+use crate::tunable::recomputing_blocks;
 use serde::Serialize;
 use xtrain_model::{Layer, PipelineStage};
 use xtrain_report::lanes::{Bar, Work};
@@ -44,9 +45,9 @@ impl StageCost {
 /// Bars of a picture of a schedule, about.
 const BARS: usize = 4096;
 
-/// The schedule of a step of so many micro-batches: the lane of each stage, of as many micro-batches as can be
+/// The schedule of a step of so many micro-batches: the work of each stage, in order, of as many micro-batches as can be
 /// seen, and their number. Each stage begins a backward as soon as it can (1F1B), and takes its own times.
-pub fn schedule(stages: &[StageCost], micro_steps: usize) -> (Vec<Lane>, usize) {
+pub fn schedule(stages: &[StageCost], micro_steps: usize) -> (Vec<Vec<Bar>>, usize) {
     let count = stages.len();
     let shown = micro_steps.min((BARS / count.max(1)).max(count));
     // The passes of a stage in order: true for a forward.
@@ -58,7 +59,7 @@ pub fn schedule(stages: &[StageCost], micro_steps: usize) -> (Vec<Lane>, usize) 
         forwards(0, ahead).chain(both).chain(drain).collect::<Vec<_>>()
     };
     let orders: Vec<Vec<(bool, usize)>> = (0..count).map(order).collect();
-    let mut lanes: Vec<Lane> = (0..count).map(|_| Vec::new()).collect();
+    let mut lanes: Vec<Vec<Bar>> = (0..count).map(|_| Vec::new()).collect();
     let mut ends = vec![[vec![f64::NAN; shown], vec![f64::NAN; shown]]; count];
     loop {
         let mut moved = false;
@@ -96,22 +97,19 @@ pub fn schedule(stages: &[StageCost], micro_steps: usize) -> (Vec<Lane>, usize) 
     (lanes, shown)
 }
 
-/// The work of a stage, in order.
-type Lane = Vec<Bar>;
-
 /// What the time of a stage depends on: its place (first, between or last), its blocks, and how many of them
 /// recompute. `None` if it also depends on the numbers of its blocks.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) struct Kind<'a> {
+pub(crate) struct StageKind<'a> {
     is_first: bool,
     is_last: bool,
     blocks: &'a [Layer],
     recomputing: usize,
 }
 
-impl Kind<'_> {
+impl StageKind<'_> {
     /// The kind of the stage of `spec`.
-    pub(crate) fn of(spec: &TrainingSpec) -> Option<Kind<'_>> {
+    pub(crate) fn of(spec: &TrainingSpec) -> Option<StageKind<'_>> {
         let index = spec.parallel.stage();
         let stage = PipelineStage::of(index, &spec.split);
         let fp8 = &spec.fp8;
@@ -121,9 +119,9 @@ impl Kind<'_> {
         }
         let first: usize = spec.split[..index].iter().sum();
         let count = spec.split[index];
-        let recomputing = spec.recompute_blocks.map_or(count, |all| all.saturating_sub(first).min(count));
+        let recomputing = recomputing_blocks(spec, first..first + count);
         let blocks = spec.model.layers.get(first..first + count)?;
-        Some(Kind { is_first: stage.is_first(), is_last: stage.is_last(), blocks, recomputing })
+        Some(StageKind { is_first: stage.is_first(), is_last: stage.is_last(), blocks, recomputing })
     }
 }
 
@@ -132,8 +130,8 @@ impl Kind<'_> {
 pub(crate) fn deciding(spec: &TrainingSpec) -> Vec<TrainingSpec> {
     let mut found: Vec<TrainingSpec> = Vec::new();
     for stage in spec.of_stages() {
-        let kind = Kind::of(&stage);
-        if kind.is_none() || !found.iter().any(|of| Kind::of(of) == kind) {
+        let kind = StageKind::of(&stage);
+        if kind.is_none() || !found.iter().any(|of| StageKind::of(of) == kind) {
             found.push(stage);
         }
     }

@@ -151,8 +151,8 @@ impl<E: From<PlanError>> Planner<'_, E> {
         Ok(Some(advice))
     }
 
-    /// Adds the steps of other meshes than those of `candidates` and their settings, and returns the number of
-    /// those that were not planned. The fastest meshes that fit also have larger micro-batches.
+    /// Adds the steps of other meshes than those of `candidates` and their settings, and returns the number
+    /// of those that were not planned. The fastest meshes that fit also have larger micro-batches.
     fn add_meshes(
         &self,
         base: &Planned,
@@ -185,12 +185,14 @@ impl<E: From<PlanError>> Planner<'_, E> {
         Ok(left_out)
     }
 
-    /// `tried` with micro-batches of twice the size, if that fits and is faster.
+    /// `tried` with micro-batches of twice the size, if that fits and is faster. A pipeline keeps enough of
+    /// them.
     fn larger(&self, search: &meshes::MeshSearch<'_, E>, tried: &Tried) -> Result<Option<Tried>, E> {
         let train = &tried.open.resolved.config.train;
         let size = 2 * tried.candidate.planned.spec.batch.sequences;
         let of_a_rank = train.batch_size / tried.open.spec.parallel.data_rank().world_size;
-        if train.micro_batch_size == Some(OrAuto::Auto) || !of_a_rank.is_multiple_of(size) {
+        let is_enough = search.is_enough(of_a_rank / size, tried.open.spec.parallel.pipeline);
+        if train.micro_batch_size == Some(OrAuto::Auto) || !of_a_rank.is_multiple_of(size) || !is_enough {
             return Ok(None);
         }
         let seconds = tried.candidate.timeline.seconds() * (1.0 - GAIN);
@@ -416,8 +418,8 @@ impl Advice {
     }
 }
 
-/// The fastest of `all` that needs at most `available` bytes, or one of a simpler mesh that is about as fast: of
-/// fewer tensor ranks times stages.
+/// The fastest of `all` that needs at most `available` bytes, or one of a simpler mesh that is about as fast:
+/// of fewer tensor ranks times stages.
 fn preferred(all: &[Candidate], available: u64) -> Option<usize> {
     let seconds = |n: usize| all[n].timeline.seconds();
     let best = fastest(all, available)?;

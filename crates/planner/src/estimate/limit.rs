@@ -22,7 +22,7 @@ pub enum Limit {
     },
     /// Kernels wait for communication.
     Exposed {
-        /// What it carries.
+        /// Its contents.
         contents: &'static str,
         /// The share.
         share: f64,
@@ -36,8 +36,8 @@ pub enum Limit {
         /// The stages.
         stages: usize,
     },
-    /// Each stage of a pipeline exchanges gradients in its last backward, before the stage before it can begin
-    /// its own.
+    /// Each stage of a pipeline exchanges gradients in its last backward, before the stage before it can
+    /// begin its own.
     InTurn {
         /// The share in which the other stages wait for that.
         share: f64,
@@ -65,8 +65,8 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// The reasons why a step of so many micro-batches, which is `program` and takes the time of `timeline` on
-    /// `device`, is not faster, the largest share first. `stages` are those of its pipeline.
+    /// The reasons why a step of so many micro-batches is not faster, the largest share first. It is
+    /// `program` and takes the time of `timeline` on `device`. `stages` are those of its pipeline.
     pub fn all(
         program: &Program,
         timeline: &Timeline,

@@ -45,8 +45,9 @@ impl StageCost {
 /// Bars of a picture of a schedule, about.
 const BARS: usize = 4096;
 
-/// The schedule of a step of so many micro-batches: the work of each stage, in order, of as many micro-batches as can be
-/// seen, and their number. Each stage begins a backward as soon as it can (1F1B), and takes its own times.
+/// The schedule of a step of so many micro-batches: the work of each stage, in order, of as many
+/// micro-batches as can be seen, and their number. Each stage begins a backward as soon as it can (1F1B), and
+/// takes its own times.
 pub fn schedule(stages: &[StageCost], micro_steps: usize) -> (Vec<Vec<Bar>>, usize) {
     let count = stages.len();
     let shown = micro_steps.min((BARS / count.max(1)).max(count));
@@ -97,8 +98,8 @@ pub fn schedule(stages: &[StageCost], micro_steps: usize) -> (Vec<Vec<Bar>>, usi
     (lanes, shown)
 }
 
-/// What the time of a stage depends on: its place (first, between or last), its blocks, and how many of them
-/// recompute. `None` if it also depends on the numbers of its blocks.
+/// Stages that take the same time: those of one place (first, between or last), with equal blocks, as many of
+/// which recompute.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) struct StageKind<'a> {
     is_first: bool,
@@ -108,7 +109,7 @@ pub(crate) struct StageKind<'a> {
 }
 
 impl StageKind<'_> {
-    /// The kind of the stage of `spec`.
+    /// The kind of the stage of `spec`; `None` if the numbers of its blocks matter, too.
     pub(crate) fn of(spec: &TrainingSpec) -> Option<StageKind<'_>> {
         let index = spec.parallel.stage();
         let stage = PipelineStage::of(index, &spec.split);

@@ -245,9 +245,8 @@ impl<E: From<PlanError>> MeshSearch<'_, E> {
         let (planned, most) = match (self.replan)(self.ranks, &settings) {
             Ok(planned) => {
                 let is_auto = planned.resolved.config.train.micro_batch_size == Some(OrAuto::Auto);
-                let is_enough = mesh.pipeline == 1
-                    || planned.micro_steps() >= MICRO_BATCHES_OF_STAGE * mesh.pipeline
-                    || planned.spec.batch.sequences == 1;
+                let is_enough =
+                    self.is_enough(planned.micro_steps(), mesh.pipeline) || planned.spec.batch.sequences == 1;
                 if is_auto || is_enough {
                     return Some((settings, planned));
                 }
@@ -256,15 +255,17 @@ impl<E: From<PlanError>> MeshSearch<'_, E> {
             }
             Err(_) => (None, train.micro_batch_size()),
         };
-        let enough = |sequences: usize| {
-            mesh.pipeline == 1 || of_a_rank / sequences >= MICRO_BATCHES_OF_STAGE * mesh.pipeline
-        };
         let mut sizes = (1..=most.min(of_a_rank)).rev().filter(|size| of_a_rank.is_multiple_of(*size));
-        let sequences = sizes.find(|size| enough(*size)).unwrap_or(1);
+        let sequences = sizes.find(|size| self.is_enough(of_a_rank / size, mesh.pipeline)).unwrap_or(1);
         match self.with_micro_batch(&settings, sequences) {
             Some(found) => Some(found),
             None => planned.map(|planned| (settings, planned)),
         }
+    }
+
+    /// True if so many micro-batches keep so many stages busy for most of a step.
+    pub(crate) fn is_enough(&self, micro_steps: usize, stages: usize) -> bool {
+        stages == 1 || micro_steps >= MICRO_BATCHES_OF_STAGE * stages
     }
 
     /// The run with these settings and micro-batches of so many sequences.
@@ -285,8 +286,8 @@ impl<E: From<PlanError>> MeshSearch<'_, E> {
         Ok(Some(Tried { settings, open, candidate }))
     }
 
-    /// A lower bound of the bytes that a rank needs: the state, and the inputs of blocks that the first stages
-    /// keep for the micro-batches that are on their way, each of at least one sequence.
+    /// A lower bound of the bytes that a rank needs: the state, and the inputs of blocks that the first
+    /// stages keep for the micro-batches that are on their way, each of at least one sequence.
     fn least_bytes(&self, planned: &Planned) -> Result<u64, PlanError> {
         let spec = &planned.spec;
         let split: &[usize] = if spec.split.is_empty() { &[spec.model.layers.len()] } else { &spec.split };

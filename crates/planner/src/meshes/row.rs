@@ -42,7 +42,7 @@ pub struct MeshRow {
     pub chosen: Option<String>,
     /// The stages of its pipeline, first one first; none without one.
     pub stages: Vec<StageCost>,
-    /// What limits it, the most important first.
+    /// The reasons why it is not faster, the most important first.
     pub limits: Vec<Limit>,
     /// True for the mesh of the run file.
     pub is_given: bool,
@@ -78,7 +78,7 @@ impl MeshRow {
                 best.push(n);
             }
         }
-        // The mesh that is proposed, or else kept, is the first: it may be simpler than one that is hardly faster.
+        // The mesh that is proposed, or else kept, comes first, also if another one is hardly faster.
         let first = proposed.or(given).map(|n| shape_of(&all[n].0.planned.spec));
         best.sort_by_key(|n| Some(shape_of(&all[*n].0.planned.spec)) != first || !fits(*n));
         let is_data_alone = |n: &&usize| shape_of(&all[**n].0.planned.spec) == (1, 1);

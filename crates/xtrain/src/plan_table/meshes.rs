@@ -15,7 +15,8 @@ const NEAR: f64 = 0.02;
 /// Reasons of a mesh that are named.
 const MOST_LIMITS: usize = 4;
 
-/// The meshes: the fastest that fits, the next ones, and what limits each. Without others than that of the run, why none was planned.
+/// The meshes: the fastest that fits, the next ones, and what limits each. Without others than that of the
+/// run, the reasons why none was planned.
 pub(super) fn text(advised: &Advised<'_>) -> String {
     let advice = &advised.advice;
     let rows = &advice.meshes;

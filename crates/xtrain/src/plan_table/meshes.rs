@@ -102,12 +102,12 @@ fn data_ranks_alone(rows: &[MeshRow]) -> Option<String> {
 /// The number of meshes that were not planned, by reason.
 fn left_out(of: &LeftOut, ranks: usize) -> String {
     let reasons = [
-        (of.batch, "cannot share the batch evenly"),
-        (of.micro_batches, "have fewer micro-batches than stages"),
-        (of.uneven, "have uneven stages"),
-        (of.memory, "need more memory for their state alone"),
-        (of.refused, "are refused for this model"),
-        (of.slower, "are likely to be slower"),
+        (of.batch, "for a batch that they cannot share evenly"),
+        (of.micro_batches, "for fewer micro-batches than stages"),
+        (of.uneven, "for uneven stages"),
+        (of.memory, "for the memory of their state alone"),
+        (of.refused, "that this run refuses"),
+        (of.slower, "as likely slower"),
     ];
     let named =
         reasons.into_iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}"));

@@ -1,22 +1,38 @@
-//! The scales with which a run with delayed scales casts the rows of experts in its first step.
+//! The scales with which a run with delayed scales casts tokens of several ranks in its first step.
 //!
 //! A delayed scale that is not set is that of the current amax, which for the rows of an expert is an amax
 //! over the tokens of all ranks that share experts. Under sums for any world the first step must not depend
 //! on these ranks, and tokens that are cast before they are gathered need the same scale on all of them. So
-//! it casts with fixed scales instead.
+//! it casts with fixed scales instead. Tokens that tensor ranks gather have them however they are gathered.
 
-use crate::EXPERTS;
+use crate::{Architecture, EXPERTS};
 use std::sync::Arc;
-use xtrain_program::{CastOperand, Delayed, Program, StateKind, Storage};
+use xtrain_program::{CastOperand, CutBy, Delayed, Program, StateKind, Storage};
 
-/// The first scale of inputs of experts: those of a model that has not trained yet are below 10, and E4M3
-/// reaches 448.
+/// The first scale of inputs: those of a model that has not trained yet are below 10, and E4M3 reaches 448.
 const OF_INPUTS: f32 = 16.0;
 
-/// The names of the delayed scales of experts' rows in a training step of so many tokens, and their first
-/// values.
-pub fn first_scales(program: &Program, tokens: usize) -> Vec<(Arc<str>, f32)> {
-    let of_experts = program.delayed.iter().filter(|tensor| tensor.layer.site.starts_with(EXPERTS));
+/// The tensors whose first scales are fixed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedFirst {
+    /// Rows of experts.
+    pub experts: bool,
+    /// Inputs and gradients that the ranks of a tensor group gather.
+    pub gathered: bool,
+}
+
+/// The names of these delayed scales in a training step of so many tokens, and their first values.
+pub fn first_scales(
+    model: &Architecture,
+    program: &Program,
+    tokens: usize,
+    fixed: FixedFirst,
+) -> Vec<(Arc<str>, f32)> {
+    let is_fixed = |tensor: &&Delayed| {
+        let site = &*tensor.layer.site;
+        site.starts_with(EXPERTS) && fixed.experts
+            || fixed.gathered && is_gathered(model, site, tensor.operand)
+    };
     let scale = |tensor: &Delayed| {
         let value = match tensor.operand {
             CastOperand::Weight => return None,
@@ -29,5 +45,16 @@ pub fn first_scales(program: &Program, tokens: usize) -> Vec<(Arc<str>, f32)> {
             _ => None,
         }
     };
-    of_experts.filter_map(scale).collect()
+    program.delayed.iter().filter(is_fixed).filter_map(scale).collect()
+}
+
+/// True if tensor ranks gather the input, or the gradient of the output, of the layer at a site of a block.
+fn is_gathered(model: &Architecture, site: &str, operand: CastOperand) -> bool {
+    let cut =
+        model.linears().find(|(_, linear)| linear.site == site).and_then(|(_, linear)| linear.tensor_cut());
+    match cut {
+        Some(CutBy::Rows(_)) => operand == CastOperand::Input,
+        Some(CutBy::Columns) => operand == CastOperand::OutputGradient,
+        None => false,
+    }
 }

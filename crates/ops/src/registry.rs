@@ -13,6 +13,7 @@ use xtrain_program::measure_casts::MeasureOps;
 use xtrain_program::pipeline::PipelineOps;
 use xtrain_program::quantize::QuantizeOps;
 use xtrain_program::shard::ShardOps;
+use xtrain_program::wire::sequence::SequenceOps;
 use xtrain_program::wire::{CastTokens, WireOps};
 use xtrain_program::{Groups, KernelTable, Op, PassOps, Quantization, RaggedOps, RowShard, Tail, TensorCut};
 use xtrain_tensor::{CpuKernel, DType, Scaling, TensorType};
@@ -187,6 +188,7 @@ ops![
     crate::swiglu::Swiglu: gpu,
     crate::swiglu::SwigluGrad: gpu,
     crate::swiglu_saving::SwigluSaving: gpu,
+    crate::tensor_part::JoinColumns: gpu,
     crate::tensor_part::PlacePart: gpu,
     crate::tensor_part::TakePart: gpu,
     crate::token_logprobs::TokenLogprobs: gpu,
@@ -258,8 +260,8 @@ impl ShardOps for PassSet {
         Arc::new(crate::rank_amaxes::MaxAmaxes { lengths })
     }
 
-    fn quantize_rows(&self, quantization: Quantization, by_column: bool, amaxes: bool) -> Arc<dyn Op> {
-        let cast = Quantize::of_operand(quantization, [!by_column, by_column]);
+    fn quantize_rows(&self, quantization: Quantization, layouts: [bool; 2], amaxes: bool) -> Arc<dyn Op> {
+        let cast = Quantize::of_operand(quantization, layouts);
         let given = match (quantization.delayed, amaxes) {
             (_, false) => cast.given,
             (false, true) => Given::Amax,
@@ -313,6 +315,21 @@ impl WireOps for PassSet {
 
     fn gather_rows(&self, groups: Groups, rows: usize) -> Arc<dyn Op> {
         Arc::new(crate::collective::AllGather { groups, first: 0, rows })
+    }
+}
+
+impl SequenceOps for PassSet {
+    fn operand_cast(&self, cast: &dyn Op) -> Option<(Quantization, [bool; 2])> {
+        let cast: &dyn Any = cast;
+        let cast = cast.downcast_ref::<Quantize>()?;
+        let Quantize { format, scaling, pow2_scales, given, .. } = *cast;
+        let quantization = Quantization { format, scaling, pow2_scales, delayed: given == Given::Scale };
+        let layouts = cast.layouts.written();
+        (*cast == Quantize::of_operand(quantization, layouts)).then_some((quantization, layouts))
+    }
+
+    fn join_columns(&self, ranks: usize) -> Arc<dyn Op> {
+        Arc::new(crate::tensor_part::JoinColumns { ranks })
     }
 }
 

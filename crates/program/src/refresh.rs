@@ -110,7 +110,7 @@ impl RefreshPass<'_> {
     fn cast_rows(&mut self, master: ValueId, rows: &QuantizedRows) -> Result<(), TraceError> {
         let QuantizedRows { quantization, by_column, origin, numbers, scales, delayed } = rows;
         let amaxes = self.amaxes.get(numbers).copied();
-        let op = self.ops.quantize_rows(*quantization, *by_column, amaxes.is_some());
+        let op = self.ops.quantize_rows(*quantization, [!by_column, *by_column], amaxes.is_some());
         let scale = delayed.as_ref().map(|delayed| delayed.scale);
         let inputs: Vec<_> = [master].into_iter().chain(scale).chain(amaxes).collect();
         let amax = delayed.as_ref().map(|delayed| delayed.amax);

@@ -56,10 +56,10 @@ pub trait ShardOps: PassOps + QuantizeOps + PipelineOps {
     fn rank_amaxes(&self) -> Arc<dyn Op>;
     /// The op that takes the maxima over the rows of all ranks, for so many amaxes of each tensor.
     fn max_amaxes(&self, lengths: Vec<usize>) -> Arc<dyn Op>;
-    /// The op that casts some rows of a matrix, row-major, or `by_column` transposed with scales for columns.
-    /// Its further inputs are the delayed scale, if any, and with `amaxes` those of all rows; a delayed scale
-    /// that is not 0 takes precedence.
-    fn quantize_rows(&self, quantization: Quantization, by_column: bool, amaxes: bool) -> Arc<dyn Op>;
+    /// The op that casts some rows of a matrix in the `layouts` (row-major, transposed) that are true. Its
+    /// further inputs are the delayed scale, if any, and with `amaxes` those of all rows, of the matrix or of
+    /// its columns; a delayed scale that is not 0 takes precedence.
+    fn quantize_rows(&self, quantization: Quantization, layouts: [bool; 2], amaxes: bool) -> Arc<dyn Op>;
     /// The op that takes a rank's part of a tensor. Its inputs are the tensor and [`TENSOR_PLACE`].
     fn take_part(&self, cut: &TensorCut) -> Arc<dyn Op>;
     /// The op that puts a rank's part of a tensor into its place, with zeros in those of other ranks. Its

@@ -8,6 +8,10 @@
 //!
 //! It runs after [`crate::quantize`]. Rows that something else reads in their own type are left alone, as
 //! their tokens travel in that type anyway; measurements ([`crate::measure_casts`]) do not count.
+//!
+//! Tokens that the ranks of a tensor group gather are cast before that, too ([`sequence`]): it changes no number.
+
+pub mod sequence;
 
 use crate::program::instantiate;
 use crate::{
@@ -44,26 +48,11 @@ pub fn apply(program: Program, ops: &dyn WireOps) -> Result<Program, TraceError>
     if moved.is_empty() {
         return Ok(program);
     }
-    let mut pass = WirePass {
-        out: program,
-        at: HashMap::new(),
-        removed: HashSet::new(),
-        same: HashMap::new(),
-        amaxes: HashSet::new(),
-    };
+    let mut pass = WirePass::new(program);
     for moved in moved {
         pass.replace(moved, ops)?;
     }
-    let instances = std::mem::take(&mut pass.out.instances);
-    for (n, mut instance) in instances.into_iter().enumerate() {
-        pass.out.instances.extend(pass.at.remove(&n).into_iter().flatten());
-        if !pass.removed.contains(&n) {
-            instance.inputs.iter_mut().for_each(|v| *v = pass.same.get(v).copied().unwrap_or(*v));
-            pass.out.instances.push(instance);
-        }
-    }
-    begin_amaxes(&mut pass.out, &pass.amaxes);
-    Ok(pass.out)
+    Ok(pass.finish())
 }
 
 /// A cast of rows that becomes one of tokens.
@@ -144,6 +133,25 @@ struct WirePass {
 }
 
 impl WirePass {
+    fn new(out: Program) -> Self {
+        let (at, removed, same, amaxes) = Default::default();
+        WirePass { out, at, removed, same, amaxes }
+    }
+
+    /// The program with instances inserted and removed.
+    fn finish(mut self) -> Program {
+        let instances = std::mem::take(&mut self.out.instances);
+        for (n, mut instance) in instances.into_iter().enumerate() {
+            self.out.instances.extend(self.at.remove(&n).into_iter().flatten());
+            if !self.removed.contains(&n) {
+                instance.inputs.iter_mut().for_each(|v| *v = self.same.get(v).copied().unwrap_or(*v));
+                self.out.instances.push(instance);
+            }
+        }
+        begin_amaxes(&mut self.out, &self.amaxes);
+        self.out
+    }
+
     fn replace(&mut self, moved: Moved, ops: &dyn WireOps) -> Result<(), TraceError> {
         let Moved { cast: cast_at, permute: permute_at, gather: gather_at, keeps_rows, ops: by } = moved;
         let [cast, permute] = [cast_at, permute_at].map(|n| self.out.instances[n].clone());

@@ -12,7 +12,7 @@ use xtrain_model::decoder::io;
 use xtrain_ops::registry::ragged_ops;
 use xtrain_ops::{PassSet, rewrites};
 use xtrain_program::{
-    Origin, Program, Root, Stage, StaticScale, ValueId, backward, fuse as rewriting, measure_casts,
+    Gather, Origin, Program, Root, Stage, StaticScale, ValueId, backward, fuse as rewriting, measure_casts,
     narrow as narrowing, overlap, pipeline, precision, quantize, recompute, refresh, save_fp8, shard, tails,
     wire,
 };
@@ -97,11 +97,17 @@ pub const PIPELINE: &[Pass] = &[
     Pass {
         name: "wire",
         needs: &["quantize"],
-        guarantees: "if the run sends them in FP8, tokens are cast before they are gathered for their experts",
+        guarantees: "tokens are cast before tensor ranks gather them and, if the run sends them in FP8, before experts' ranks do",
         calls: &["infer"],
-        run: |program, setting| match setting.numerics.fp8.wire {
-            true => Ok(wire::apply(program, &PassSet)?),
-            false => Ok(program),
+        run: |program, setting| {
+            let program = match setting.numerics.fp8.wire {
+                true => wire::apply(program, &PassSet)?,
+                false => program,
+            };
+            match setting.layout.parallel().gather {
+                Gather::Auto => Ok(wire::sequence::apply(program, &PassSet)?),
+                Gather::Fp32 | Gather::Bf16 => Ok(program),
+            }
         },
     },
     Pass {

@@ -1,6 +1,6 @@
-//! CPU kernels of [`TakePart`] and [`PlacePart`].
+//! CPU kernels of [`TakePart`], [`PlacePart`] and [`JoinColumns`].
 
-use super::{PlacePart, TakePart};
+use super::{JoinColumns, PlacePart, TakePart};
 use xtrain_program::{CutRegion, TensorCut};
 use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
 
@@ -20,6 +20,18 @@ impl CpuKernel for PlacePart {
         to.fill(0);
         for PartLine { of_part, in_part, in_whole } in lines(&self.0, whole, place(inputs)) {
             to[in_whole..][..of_part].copy_from_slice(&part[in_part..][..of_part]);
+        }
+    }
+}
+
+impl CpuKernel for JoinColumns {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let (rows, cols) = inputs[0].ty.shape.rows_cols();
+        let (lines, width) = (rows / self.ranks, inputs[0].ty.dtype.bytes(cols));
+        let (parts, to) = (inputs[0].bytes(), outputs[0].bytes());
+        for (n, part) in parts.chunks_exact(width.max(1)).enumerate() {
+            let (rank, line) = (n / lines, n % lines);
+            to[(line * self.ranks + rank) * width..][..width].copy_from_slice(part);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The part of a tensor that a rank of a tensor group has: taken from the whole, and put into its place.
+//! The part of a tensor that a rank of a tensor group has: taken from the whole, put into its place, and joined
+//! with those of the other ranks.
 
 mod cpu;
 mod cuda;
@@ -7,10 +8,11 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
+use crate::matrix;
 use crate::on_gpu::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Cost, CutBy, Op, OpError, Operand, TensorCut};
-use xtrain_tensor::{DType, TensorType};
+use xtrain_tensor::{DType, Shape, TensorType};
 
 /// `(whole, place u32[1]) -> part`, of one type of whole bytes: the part of the rank with this place, as
 /// [`TensorCut`] says.
@@ -22,11 +24,21 @@ pub struct TakePart(pub TensorCut);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacePart(pub TensorCut);
 
+/// `parts [n*r, c] -> whole [r, n*c]`, of one type of whole bytes: the parts of n ranks, one after the other, as
+/// columns of one matrix, in the order of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JoinColumns {
+    /// n.
+    pub ranks: usize,
+}
+
 /// The tensor that an op takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Whole,
     Part,
+    /// The parts of all ranks.
+    Parts,
 }
 
 /// Checks the inputs of either op, of which the first is this one.
@@ -90,6 +102,30 @@ impl Op for PlacePart {
     fn operand(&self, _: usize) -> Operand {
         Operand::Full
     }
+}
+
+impl Op for JoinColumns {
+    fn name(&self) -> &'static str {
+        "join_columns"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::arity("join_columns", inputs, 1)?;
+        let ((rows, cols), ty) = (matrix("parts", inputs[0])?, inputs[0]);
+        let is_cut = self.ranks > 0 && rows.is_multiple_of(self.ranks) && ty.dtype.bits().is_multiple_of(8);
+        OpError::ensure(is_cut, || {
+            format!("the parts of {} ranks must be equally many rows of whole bytes, not {ty}", self.ranks)
+        })?;
+        Ok(vec![TensorType { shape: Shape::new(&[rows / self.ranks, cols * self.ranks]), ..ty }])
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
+    }
+}
+
+impl OnGpu for JoinColumns {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 }
 
 impl OnGpu for TakePart {

@@ -1,6 +1,6 @@
-//! Samples of [`TakePart`] and [`PlacePart`].
+//! Samples of [`TakePart`], [`PlacePart`] and [`JoinColumns`].
 
-use super::{PlacePart, TakePart};
+use super::{JoinColumns, PlacePart, TakePart};
 use crate::samples::{GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_program::{CutBy, Groups, TensorCut};
 use xtrain_tensor::{DType, TensorType};
@@ -89,5 +89,32 @@ impl Sampled for PlacePart {
 
     fn gpu_samples() -> Vec<Sample> {
         large().map(CutTensor::put).into()
+    }
+}
+
+/// The parts of so many ranks, together of this shape and format.
+fn join(ranks: usize, shape: [usize; 2], dtype: DType) -> Sample {
+    Sample::plain(JoinColumns { ranks }, [SampleInput::activation(shape).in_format(dtype)])
+}
+
+impl Sampled for JoinColumns {
+    fn samples() -> Vec<Sample> {
+        let small = [(2, [6, 5], DType::F32), (3, [3, 1], DType::BF16), (4, [20, 32], DType::E4M3)];
+        small.map(|(ranks, shape, dtype)| join(ranks, shape, dtype)).into()
+    }
+
+    fn large() -> Sample {
+        join(2, [600, 160], DType::F32)
+    }
+
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
+    }
+
+    /// Lines that several blocks share, in words of each size.
+    fn gpu_samples() -> Vec<Sample> {
+        let large =
+            [(8, [1040, 512], DType::F32), (2, [262, 513], DType::BF16), (3, [231, 1023], DType::E5M2)];
+        large.map(|(ranks, shape, dtype)| join(ranks, shape, dtype)).into()
     }
 }

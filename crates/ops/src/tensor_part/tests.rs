@@ -1,6 +1,6 @@
-//! Tests of [`TakePart`] and [`PlacePart`].
+//! Tests of [`TakePart`], [`PlacePart`] and [`JoinColumns`].
 
-use super::{PlacePart, TakePart};
+use super::{JoinColumns, PlacePart, TakePart};
 use crate::run_op::{run, tensor};
 use xtrain_program::{CutBy, Groups, Op, TensorCut};
 use xtrain_tensor::{DType, TensorType};
@@ -43,6 +43,21 @@ fn parts_in_their_places_add_up_to_the_whole() {
 }
 
 #[test]
+fn joined_columns_of_all_ranks_are_the_whole() {
+    for (dtype, ranks, shape) in [(DType::F32, 3, [4, 9]), (DType::E4M3, 2, [5, 6]), (DType::BF16, 2, [1, 2])]
+    {
+        let numbers: Vec<f64> = (0..shape[0] * shape[1]).map(|n| (n % 16) as f64).collect();
+        let (whole, cut) = (tensor(dtype, &shape, &numbers), cut(ranks, CutBy::Columns));
+        let place = |n: usize| tensor(DType::U32, &[1], &[n as f64]);
+        let part = |n| run(&TakePart(cut.clone()), &[&whole, &place(n)]).remove(0).to_f64();
+        let parts: Vec<f64> = (0..ranks).flat_map(part).collect();
+        let parts = tensor(dtype, &[ranks * shape[0], shape[1] / ranks], &parts);
+        let joined = run(&JoinColumns { ranks }, &[&parts]).remove(0);
+        assert_eq!((joined.ty(), joined.to_f64()), (whole.ty(), numbers));
+    }
+}
+
+#[test]
 fn what_ranks_do_not_divide_is_refused() {
     let place = TensorType::new(DType::U32, [1]);
     let whole = |shape: [usize; 2]| [TensorType::new(DType::F32, shape), place];
@@ -55,4 +70,5 @@ fn what_ranks_do_not_divide_is_refused() {
     let of_part = PlacePart(cut(2, CutBy::Rows(vec![4, 2])));
     assert!(refused(&of_part, &whole([4, 2])).contains("the part f32[4, 2]"));
     assert!(refused(&of_part, &whole([3, 2])[..1]).contains("2 inputs"));
+    assert!(refused(&JoinColumns { ranks: 2 }, &whole([3, 2])[..1]).contains("2 ranks must be equally many"));
 }

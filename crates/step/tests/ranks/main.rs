@@ -9,6 +9,7 @@ mod experts;
 mod leaving;
 mod pipeline;
 mod programs;
+mod sequence;
 mod static_scales;
 mod tensor;
 mod traffic;

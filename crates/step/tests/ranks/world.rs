@@ -118,6 +118,8 @@ pub(crate) struct World {
     pub(crate) expert: usize,
     /// Ranks that compute the same tokens in parts.
     pub(crate) tensor: usize,
+    /// The width of the residual stream, if it is not that of the recipe.
+    pub(crate) dim: Option<usize>,
     /// Key/value heads, half of the heads.
     pub(crate) kv_heads: usize,
     /// True if tokens travel to their experts in FP8.
@@ -216,6 +218,7 @@ impl World {
             expert_count: 3,
             expert: 1,
             tensor: 1,
+            dim: None,
             kv_heads: 1,
             wire: false,
             recompute: Recompute::None,
@@ -249,7 +252,7 @@ impl World {
         };
         // Blocks of weights do not cross experts.
         let has_blocks = self.experts.is_some() && self.recipe == Recipe::Fp8Block;
-        let dim = if has_blocks { TILE } else { 48 };
+        let dim = self.dim.unwrap_or(if has_blocks { TILE } else { 48 });
         let model = model(self.tied, self.layers, self.experts, self.expert_count, dim, self.kv_heads);
         let spec = training_spec::TrainingSpec { parallel, ..spec(model, self.batch()) };
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.

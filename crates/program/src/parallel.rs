@@ -39,19 +39,19 @@ pub struct Parallel {
     pub gather: Gather,
 }
 
-/// The form in which ranks gather the weights that GEMMs read in FP8. Other weights are gathered as they are
-/// read. PyTorch's FSDP2 gathers copies in bf16.
+/// The form in which ranks gather the weights that GEMMs read in FP8, and tokens with `parallel.tensor`. Other
+/// weights are gathered as they are read. PyTorch's FSDP2 gathers copies in bf16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Gather {
-    /// FP8 numbers and their scales: each rank casts its rows, with the scales of the whole weight.
+    /// FP8 numbers and their scales: each rank casts its rows, with the scales of the whole.
     #[default]
     Auto,
-    /// The fp32 masters, from which each rank casts the whole weight. The bits are those of `"auto"`, for
-    /// four times its bytes.
+    /// The fp32 masters, from which each rank casts the whole weight, and tokens in bf16. The bits are those
+    /// of `"auto"`, for more bytes.
     Fp32,
-    /// Copies in bf16, from which each rank casts the whole weight: twice the bytes of `"auto"`, and weights
-    /// are rounded twice. For comparisons with trainers that do so.
+    /// Copies and tokens in bf16, from which each rank casts the whole: twice the bytes of `"auto"`, and
+    /// weights are rounded twice. For comparisons with trainers that do so.
     Bf16,
 }
 

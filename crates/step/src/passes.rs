@@ -97,7 +97,7 @@ pub const PIPELINE: &[Pass] = &[
     Pass {
         name: "wire",
         needs: &["quantize"],
-        guarantees: "tokens are cast before tensor ranks gather them and, if the run sends them in FP8, before experts' ranks do",
+        guarantees: "tokens are cast before tensor ranks gather them and, if the run sends them in FP8, before ranks of experts do",
         calls: &["infer"],
         run: |program, setting| {
             let program = match setting.numerics.fp8.wire {

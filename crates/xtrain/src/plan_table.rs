@@ -1,6 +1,7 @@
 //! The tables of `xtrain plan`.
 
 mod answers;
+mod gathered_tokens;
 mod json;
 mod meshes;
 mod ranks;
@@ -94,6 +95,7 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
     }
     if spec.recipe.is_fp8() {
         out.push_str(&linears(&layers));
+        out.push_str(&gathered_tokens::text(spec, tables.program));
         if fp8_skip::is_undecided(planned) && tables.target == Target::Cuda {
             out.push_str(
                 "layers that FP8 would make slower stay in bf16; they are measured on the GPU when the run begins, or by \

@@ -57,7 +57,7 @@ section! {
         #[schemars(range(max = 16), extend("x-unit" = "blocks"))]
         pub prefetch_blocks: usize = 1,
         /// Form in which ranks gather the weights that GEMMs read in FP8, if the optimizer's state is
-        /// divided. Other weights are gathered in the type in which they are read.
+        /// divided, and tokens with `tensor`. Other weights are gathered in the type in which they are read.
         pub gather: Gather = Gather::Auto,
         /// Path of the data that GPUs exchange. Changes no bit.
         pub transport: Transport = Transport::Auto,

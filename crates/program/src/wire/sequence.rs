@@ -1,20 +1,20 @@
-//! Casts of tokens that run before the ranks of a tensor group gather them.
+//! Casts that tensor ranks run before they gather tokens.
 //!
-//! Where the tokens of all ranks are gathered and then cast, each rank casts its own, and ranks gather numbers:
-//! a byte of an element instead of two. Numbers and scales are those of the cast of all tokens, to the bit:
+//! Where the tokens of all ranks would be gathered and then cast, each rank casts its own, and ranks gather
+//! numbers: a byte of an element instead of two. These and their scales are those of the cast of all tokens, to
+//! the bit:
 //!
 //! * A delayed scale is known. It must be set: one that is not would come from a rank's own amax.
-//! * The scale of the tensor comes from the largest amax of all ranks, which they gather before.
+//! * The scale of the tensor comes from the largest amax of all ranks, which they gather before the cast.
 //! * Rows and tiles of a token are its own. Transposed, a row is a column of tokens, whose amax is the largest
 //!   of all ranks. Tiles along tokens are a rank's own if it has whole ones.
 //!
-//! A layout is gathered in the stage that reads it. Of the transpose of a layer's input, which wgrad reads, the
-//! backward keeps this rank's part, and gathers it: parts are columns, which are joined after the gather, so
-//! that one GEMM adds all tokens in the order of a cast after the gather. If a gradient is read in both layouts
-//! and the tensor has one scale, the transpose is computed from the gathered numbers. With other scales both
-//! layouts would travel, as many bytes as the gradient has in bf16, which is gathered then.
-//!
-//! Tokens that something else reads too, or with padding after them, are cast after they are gathered.
+//! A layout is gathered in the stage that reads it. So of the transpose that wgrad reads, the backward keeps
+//! this rank's part and gathers it: columns, which are joined after the gather, so that one GEMM adds all tokens
+//! in the order of a cast after the gather. A gradient is read in both layouts in one stage. If it has one scale,
+//! its transpose is computed from the gathered numbers. With other scales both layouts would travel, as many
+//! bytes as it has in bf16, so it is cast after it is gathered. So are tokens that something else reads too, or
+//! with padding after them.
 
 use super::{WireOps, WirePass, gather_of};
 use crate::program::instantiate;
@@ -35,8 +35,8 @@ pub trait SequenceOps: WireOps + ShardOps {
     fn join_columns(&self, ranks: usize) -> Arc<dyn Op>;
 }
 
-/// Casts the tokens of a rank before they are gathered, wherever that sends fewer bytes and changes no bit. Value
-/// ids keep their meaning.
+/// Casts the tokens of a rank before they are gathered, wherever that sends fewer bytes and changes no bit.
+/// Value ids keep their meaning.
 pub fn apply(program: Program, ops: &dyn SequenceOps) -> Result<Program, TraceError> {
     let found = GatheredCast::find(&program, ops);
     let mut pass = SequencePass { wire: WirePass::new(program), ops };
@@ -107,16 +107,14 @@ impl GatheredCast {
     /// True if fewer bytes travel, and numbers and scales are those of a cast after the gather.
     fn is_equal(&self, own_tokens: usize) -> bool {
         let [row_major, transposed] = self.layouts;
-        let both = |of: &dyn Fn(Layout) -> bool| row_major.is_some_and(of) && transposed.is_some_and(of);
-        match self.quantization.scaling {
-            Scaling::Tensor => row_major.is_some(),
-            Scaling::Row => row_major.is_some() && !both(&|layout| layout.later.is_none()),
-            Scaling::Tile => {
-                let has_whole_tiles = transposed.is_none() || own_tokens.is_multiple_of(TILE);
-                row_major.is_some() && has_whole_tiles && !both(&|layout| layout.later.is_none())
-            }
+        let is_one = self.layouts.iter().flatten().filter(|layout| layout.later.is_none()).count() == 1;
+        let is_equal = match self.quantization.scaling {
+            Scaling::Tensor => true,
+            Scaling::Row => is_one,
+            Scaling::Tile => is_one && (transposed.is_none() || own_tokens.is_multiple_of(TILE)),
             Scaling::Block => false,
-        }
+        };
+        row_major.is_some() && is_equal
     }
 }
 
@@ -131,20 +129,19 @@ impl SequencePass<'_> {
         let [gather, cast] = [at, found.cast].map(|n| self.wire.out.instances[n].clone());
         let (tokens, scale) = (gather.inputs[0], cast.inputs.get(1).copied());
         let is_of_tensor = quantization.scaling == Scaling::Tensor;
-        // One scale for the tensor is that of both layouts.
-        let transposes_gathered =
-            is_of_tensor && layouts.iter().flatten().all(|layout| layout.later.is_none());
-        let is_by_column = quantization.scaling == Scaling::Row && layouts[1].is_some();
-        let casts = match layouts {
-            _ if transposes_gathered => vec![[true, false]],
-            [_, Some(_)] if is_by_column => vec![[true, false], [false, true]],
-            _ => vec![layouts.map(|layout| layout.is_some())],
+        let is_all_now = layouts.iter().flatten().all(|layout| layout.later.is_none());
+        let casts = match (quantization.scaling, layouts[1]) {
+            // The transpose of the gathered numbers, with their scale.
+            (Scaling::Tensor, Some(_)) if is_all_now => vec![[true, false]],
+            // With the amaxes of columns.
+            (Scaling::Row, Some(_)) => vec![[true, false], [false, true]],
+            (_, transposed) => vec![[true, transposed.is_some()]],
         };
         let mut own = Vec::new();
         for (n, layouts) in casts.into_iter().enumerate() {
             let by_column = n > 0;
             let amaxes = match by_column || is_of_tensor && scale.is_none() {
-                true => Some(self.amaxes_of_all(at, &[tokens], groups, by_column, &cast.origin)?),
+                true => Some(self.amaxes_of_all(at, tokens, groups, by_column, &cast.origin)?),
                 false => None,
             };
             let op = self.ops.quantize_rows(quantization, layouts, amaxes.is_some());
@@ -160,8 +157,7 @@ impl SequencePass<'_> {
             own.extend(of_rank.outputs.as_chunks::<2>().0.iter().map(|pair| pair.map(|output| output.value)));
             self.wire.at.entry(at).or_default().push(of_rank);
         }
-        let [_, own_scales] = own[0];
-        for (layout, [numbers, scales]) in layouts.iter().flatten().zip(own) {
+        for (layout, &[numbers, scales]) in layouts.iter().flatten().zip(&own) {
             let (at, origin) = match layout.later {
                 Some(reader) => (reader, self.wire.out.instances[reader].origin.clone()),
                 None => (at, gather.origin.clone()),
@@ -169,10 +165,10 @@ impl SequencePass<'_> {
             self.gather(at, groups, numbers, layout.numbers, &origin)?;
             self.gather(at, groups, scales, layout.scales, &origin)?;
         }
-        if let ([Some(row_major), Some(transposed)], true) = (layouts, transposes_gathered) {
+        if let ([Some(row_major), Some(transposed)], &[[_, scales]]) = (layouts, &own[..]) {
             let (from, to) = (row_major.numbers, transposed.numbers);
             self.emit(at, self.ops.transpose_bytes(), &[from], Some(to), &cast.origin)?;
-            self.wire.same.insert(transposed.scales, own_scales);
+            self.wire.same.insert(transposed.scales, scales);
         }
         self.wire.removed.extend([at, found.cast]);
         Ok(())
@@ -182,12 +178,12 @@ impl SequencePass<'_> {
     fn amaxes_of_all(
         &mut self,
         at: usize,
-        tokens: &[ValueId],
+        tokens: ValueId,
         groups: Groups,
         by_column: bool,
         origin: &Origin,
     ) -> Result<ValueId, TraceError> {
-        let own = self.emit(at, self.ops.amaxes(by_column), tokens, None, origin)?;
+        let own = self.emit(at, self.ops.amaxes(by_column), &[tokens], None, origin)?;
         let count = self.wire.out.ty(own).numel();
         let gathered =
             self.emit(at, self.ops.gather_rows(groups, groups.size * count), &[own], None, origin)?;

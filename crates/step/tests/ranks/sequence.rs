@@ -152,8 +152,7 @@ fn tokens_that_ranks_do_not_divide_are_cast_after_they_are_gathered() {
     for (seq_len, is_cast_after) in [(7, true), (6, false)] {
         let spec = world(Recipe::Fp8Delayed, 4).spec(0);
         let (layout, batch) = (Layout::from_spec(&spec).expect("a layout"), Batch { sequences: 2, seq_len });
-        let program =
-            programs::evaluation(&spec.model, &spec.numerics(), &layout, batch, false, spec.loss.clone());
+        let program = programs::evaluation(&spec.model, &spec.numerics(), &layout, batch, false, spec.loss);
         assert_eq!(is_in_bf16(&program.expect("a program")), is_cast_after, "{seq_len} tokens");
     }
 }

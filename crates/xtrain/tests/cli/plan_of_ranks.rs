@@ -126,6 +126,28 @@ fn a_plan_of_several_gpus_tells_times_bytes_and_modes() {
     }
 }
 
+/// Inputs in a byte of an element if a rank has tiles of tokens, gradients if one layout is enough.
+#[test]
+fn a_plan_says_in_which_type_tensor_ranks_gather_tokens() {
+    let place = Place::new();
+    let inputs = "attn.qkv_proj, mlp.gate_up_proj in";
+    let gradients = "gradients of mlp.down_proj, attn.o_proj in";
+    for (settings, expected) in [
+        ("recipe=fp8-delayed", format!("{inputs} e4m3; {gradients} e5m2")),
+        ("recipe=fp8-block", format!("{inputs} e4m3; {gradients} bf16 (dgrad and wgrad read two casts")),
+        (
+            "recipe=fp8-block --set data.seq_len=128",
+            format!("{inputs} bf16 (64 tokens of a rank are not a multiple of 128)"),
+        ),
+        ("recipe=fp8-current --set parallel.gather=fp32", format!("{inputs} bf16 (by parallel.gather)")),
+    ] {
+        let tensor = "--gpus 2 --set parallel.tensor=2 --set train.device=cuda --set train.batch_size=1";
+        let text =
+            plan(&place, &format!("{} {tensor} --set precision.{settings}", example("llama3_8b.toml")));
+        assert_says(&text, &["tensor ranks gather tokens", &expected]);
+    }
+}
+
 #[test]
 fn a_picture_shows_the_lanes_of_a_step() {
     let place = Place::new();

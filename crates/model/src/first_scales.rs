@@ -7,31 +7,24 @@
 
 use crate::{Architecture, EXPERTS};
 use std::sync::Arc;
-use xtrain_program::{CastOperand, CutBy, Delayed, Program, StateKind, Storage};
+use xtrain_program::{CastOperand, CutBy, Delayed, Parallel, Program, StateKind, Storage};
 
 /// The first scale of inputs: those of a model that has not trained yet are below 10, and E4M3 reaches 448.
 const OF_INPUTS: f32 = 16.0;
 
-/// The tensors whose first scales are fixed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FixedFirst {
-    /// Rows of experts.
-    pub experts: bool,
-    /// Inputs and gradients that the ranks of a tensor group gather.
-    pub gathered: bool,
-}
-
-/// The names of these delayed scales in a training step of so many tokens, and their first values.
+/// The names of the delayed scales that are fixed first in a training step of so many tokens, and their
+/// values. `wire` says that tokens travel to their experts in FP8.
 pub fn first_scales(
-    model: &Architecture,
     program: &Program,
+    model: &Architecture,
+    parallel: &Parallel,
     tokens: usize,
-    fixed: FixedFirst,
+    wire: bool,
 ) -> Vec<(Arc<str>, f32)> {
     let is_fixed = |tensor: &&Delayed| {
         let site = &*tensor.layer.site;
-        site.starts_with(EXPERTS) && fixed.experts
-            || fixed.gathered && is_gathered(model, site, tensor.operand)
+        let of_experts = (wire || parallel.reduce.is_any_world()) && site.starts_with(EXPERTS);
+        of_experts || parallel.tensor > 1 && is_gathered(model, site, tensor.operand)
     };
     let scale = |tensor: &Delayed| {
         let value = match tensor.operand {

@@ -33,7 +33,7 @@ pub use description::Description;
 pub use error::ModelError;
 pub use expert_ranks::{Capacity, ExpertRanks};
 pub use family::Family;
-pub use first_scales::{FixedFirst, first_scales};
+pub use first_scales::first_scales;
 pub use fixed_routing::FixedRouting;
 pub use init::Init;
 pub use layer::{

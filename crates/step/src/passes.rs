@@ -12,7 +12,7 @@ use xtrain_model::decoder::io;
 use xtrain_ops::registry::ragged_ops;
 use xtrain_ops::{PassSet, rewrites};
 use xtrain_program::{
-    Gather, Origin, Program, Root, Stage, StaticScale, ValueId, backward, fuse as rewriting, measure_casts,
+    Origin, Program, Root, Stage, StaticScale, ValueId, backward, fuse as rewriting, measure_casts,
     narrow as narrowing, overlap, pipeline, precision, quantize, recompute, refresh, save_fp8, shard, tails,
     wire,
 };
@@ -100,14 +100,9 @@ pub const PIPELINE: &[Pass] = &[
         guarantees: "tokens are cast before tensor ranks gather them and, if the run sends them in FP8, before ranks of experts do",
         calls: &["infer"],
         run: |program, setting| {
-            let program = match setting.numerics.fp8.wire {
-                true => wire::apply(program, &PassSet)?,
-                false => program,
-            };
-            match setting.layout.parallel().gather {
-                Gather::Auto => Ok(wire::sequence::apply(program, &PassSet)?),
-                Gather::Fp32 | Gather::Bf16 => Ok(program),
-            }
+            let (wire, gather) = (setting.numerics.fp8.wire, setting.layout.parallel().gather);
+            let program = if wire { wire::apply(program, &PassSet)? } else { program };
+            Ok(wire::sequence::apply(program, gather, &PassSet)?)
         },
     },
     Pass {

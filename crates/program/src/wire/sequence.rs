@@ -20,7 +20,7 @@ use super::{WireOps, WirePass, gather_of};
 use crate::program::instantiate;
 use crate::shard::ShardOps;
 use crate::{
-    Code, Groups, Instance, Op, Origin, Output, Program, Quantization, Storage, TraceError, ValueId,
+    Code, Gather, Groups, Instance, Op, Origin, Output, Program, Quantization, Storage, TraceError, ValueId,
     WriteMode,
 };
 use std::collections::HashMap;
@@ -35,10 +35,13 @@ pub trait SequenceOps: WireOps + ShardOps {
     fn join_columns(&self, ranks: usize) -> Arc<dyn Op>;
 }
 
-/// Casts the tokens of a rank before they are gathered, wherever that sends fewer bytes and changes no bit.
-/// Value ids keep their meaning.
-pub fn apply(program: Program, ops: &dyn SequenceOps) -> Result<Program, TraceError> {
-    let found = GatheredCast::find(&program, ops);
+/// Casts the tokens of a rank before they are gathered, wherever that sends fewer bytes and changes no bit, if
+/// they are gathered in FP8. Value ids keep their meaning.
+pub fn apply(program: Program, gather: Gather, ops: &dyn SequenceOps) -> Result<Program, TraceError> {
+    let found = match gather {
+        Gather::Auto => GatheredCast::find(&program, ops),
+        Gather::Fp32 | Gather::Bf16 => Vec::new(),
+    };
     let mut pass = SequencePass { wire: WirePass::new(program), ops };
     for cast in found {
         pass.replace(&cast)?;
@@ -54,12 +57,12 @@ struct GatheredCast {
     /// The index of the cast.
     cast: usize,
     quantization: Quantization,
-    layouts: [Option<Layout>; 2],
+    layouts: [Option<CastLayout>; 2],
 }
 
 /// A layout of a cast.
 #[derive(Clone, Copy)]
-struct Layout {
+struct CastLayout {
     numbers: ValueId,
     scales: ValueId,
     /// The first reader in a later stage, if none is in that of the cast.
@@ -92,7 +95,7 @@ impl GatheredCast {
                 let &[numbers, scales] = pairs.next().filter(|_| is_written)?;
                 let first = *readers_of(numbers.value).first()?;
                 let is_later = program.instances[first].origin.stage != reader.origin.stage;
-                Some(Layout {
+                Some(CastLayout {
                     numbers: numbers.value,
                     scales: scales.value,
                     later: is_later.then_some(first),

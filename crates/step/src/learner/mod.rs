@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use xtrain_data::{Batch as TokenBatch, TokenCounts};
 use xtrain_model::decoder::{ExpertSums, SumsOf, io};
-use xtrain_model::{Capacity, FixedFirst, first_scales};
+use xtrain_model::{Capacity, first_scales};
 use xtrain_program::shard::MICRO_STEP;
 use xtrain_program::{Program, RowShard, StateKind, Storage, Value};
 use xtrain_rank::Rank;
@@ -151,11 +151,8 @@ impl Learner {
     /// initialised or read. `seed` is the seed of dropout.
     pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
         let (program, layout) = (programs::training(&spec)?, Layout::from_spec(&spec)?);
-        let fixed = FixedFirst {
-            experts: spec.parallel.reduce.is_any_world() || spec.fp8.wire,
-            gathered: spec.parallel.tensor > 1,
-        };
-        let first_scales = first_scales(&spec.model, &program, spec.tree_tokens(), fixed);
+        let (tokens, wire) = (spec.tree_tokens(), spec.fp8.wire);
+        let first_scales = first_scales(&program, &spec.model, &spec.parallel, tokens, wire);
         let refresh = programs::refresh(&program)?;
         let mut weights =
             Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics(), layout)?;

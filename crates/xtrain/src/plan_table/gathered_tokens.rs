@@ -7,7 +7,7 @@ use xtrain_step::training_spec::TrainingSpec;
 use xtrain_tensor::{DType, TILE};
 
 /// Layers whose tokens, or gradients of outputs, are gathered in a type.
-struct Gathered<'a> {
+struct GatheredTokens<'a> {
     is_gradient: bool,
     dtype: DType,
     sites: Vec<&'a str>,
@@ -15,7 +15,7 @@ struct Gathered<'a> {
 
 /// The line of the plan; none without tensor ranks.
 pub(super) fn text(spec: &TrainingSpec, program: &Program) -> String {
-    let mut all: Vec<Gathered<'_>> = Vec::new();
+    let mut all: Vec<GatheredTokens<'_>> = Vec::new();
     let is_cut = |site: &str| {
         spec.model.linears().any(|(_, linear)| linear.site == site && linear.tensor_cut().is_some())
     };
@@ -30,13 +30,13 @@ pub(super) fn text(spec: &TrainingSpec, program: &Program) -> String {
         match all.iter_mut().find(|of| of.is_gradient == is_gradient && of.dtype == dtype) {
             Some(of) if of.sites.contains(&site) => {}
             Some(of) => of.sites.push(site),
-            None => all.push(Gathered { is_gradient, dtype, sites: vec![site] }),
+            None => all.push(GatheredTokens { is_gradient, dtype, sites: vec![site] }),
         }
     }
     if spec.parallel.tensor == 1 || all.is_empty() {
         return String::new();
     }
-    let of = |of: &Gathered<'_>| {
+    let of = |of: &GatheredTokens<'_>| {
         let gradients = if of.is_gradient { "gradients of " } else { "" };
         let why = if of.dtype == DType::BF16 { format!(" ({})", why_bf16(spec, of)) } else { String::new() };
         format!("{gradients}{} in {}{why}", of.sites.join(", "), of.dtype)
@@ -45,7 +45,7 @@ pub(super) fn text(spec: &TrainingSpec, program: &Program) -> String {
 }
 
 /// The reason why these tokens are cast after they are gathered, if at all.
-fn why_bf16(spec: &TrainingSpec, gathered: &Gathered<'_>) -> String {
+fn why_bf16(spec: &TrainingSpec, gathered: &GatheredTokens<'_>) -> String {
     let (own, tensor) = (spec.own_tokens(), spec.parallel.tensor);
     if spec.parallel.gather != Gather::Auto {
         return "by parallel.gather".into();

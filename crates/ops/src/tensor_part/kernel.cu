@@ -1,5 +1,5 @@
-// A rank's part of a tensor: taken from the whole, or put into its place with zeros elsewhere. The parts of all
-// ranks, one after the other, joined to the whole.
+// A rank's part of a tensor: taken from the whole, or put into its place with zeros elsewhere. The parts of
+// all ranks, one after the other, joined to the whole.
 //
 // Bound by memory: reads a part once, and writes a part or a whole once. The whole is [lines, ranks, width]
 // words, a part [lines, width]. Each thread has PER_THREAD words at a distance of the block's threads, so

@@ -144,7 +144,7 @@ fn a_plan_says_in_which_type_tensor_ranks_gather_tokens() {
         let tensor = "--gpus 2 --set parallel.tensor=2 --set train.device=cuda --set train.batch_size=1";
         let text =
             plan(&place, &format!("{} {tensor} --set precision.{settings}", example("llama3_8b.toml")));
-        assert_says(&text, &["gather tokens", &expected]);
+        assert!(text.contains(&expected), "{text}");
     }
 }
 

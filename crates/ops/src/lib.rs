@@ -54,6 +54,7 @@ pub mod rms_quantize;
 pub mod room;
 pub mod route;
 pub mod router_losses;
+pub mod rows;
 #[cfg(test)]
 mod run_op;
 #[cfg(any(test, feature = "samples"))]

@@ -178,6 +178,8 @@ ops![
     crate::route::RouteGrad: gpu,
     crate::router_losses::RouterLosses: gpu,
     crate::router_losses::RouterLossesGrad: gpu,
+    crate::rows::JoinRows: gpu,
+    crate::rows::SplitRows: gpu,
     crate::scaled_matmul::ScaledMatmul: gpu,
     crate::step_losses::RecordLosses: gpu,
     crate::step_totals::RankWords: gpu,

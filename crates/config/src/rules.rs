@@ -121,12 +121,13 @@ pub(super) fn shared_by(config: &Config, ranks: usize, report: &mut Report) {
         );
         return;
     }
-    if reduce == Reduce::AnyWorld && !ranks.is_power_of_two() {
+    if reduce.is_any_world() && !ranks.is_power_of_two() {
         report.about(
             &["parallel.reduce"],
             format!(
-                "`reduce = \"any-world\"` adds gradients as a binary tree over ranks, whose number must be a power of two, not \
-                 {ranks}; use another number of ranks, or {}",
+                "`reduce = \"{}\"` adds gradients as a binary tree over ranks, whose number must be a power of two, not {ranks}; use \
+                 another number of ranks, or {}",
+                reduce.name(),
                 report.leave_out(&["parallel.reduce"])
             ),
         );
@@ -606,7 +607,7 @@ fn gradients_between_ranks(config: &Config, report: &mut Report) {
     let ParallelConfig { reduce, reduce_dtype, transport, .. } = config.parallel;
     let rounds = match reduce {
         Reduce::SameWorld => None,
-        Reduce::AnyWorld => {
+        Reduce::AnyWorld | Reduce::AnyMesh => {
             Some("sums for any world have the bits of one process, which rounds no gradients")
         }
         Reduce::Fast => {

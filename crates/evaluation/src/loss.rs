@@ -127,13 +127,13 @@ impl Evaluator {
     ) -> Result<bool, EvaluationError> {
         let own = self.land(weights, round.own)?;
         let mut stops = false;
-        for (rank, message) in ranks.gather(&own.message(round.stop_request))?.into_iter().enumerate() {
-            let (stop_request, sums) = Sums::from_message(&message);
-            stops |= stop_request;
-            if sums.is_of_a_batch {
-                // The ranks of a tensor group have the same sequences.
-                let counts = self.ranks.tensor.place(rank) == 0;
-                tally.add(&sums, if counts { self.batch.sequences as u64 } else { 0 });
+        // Neighbouring ranks have parts of the same sequences.
+        for parts in ranks.gather(&own.message(round.stop_request))?.chunks(self.ranks.processes().size) {
+            let (stop_requests, parts): (Vec<bool>, Vec<Sums>) =
+                parts.iter().map(|message| Sums::from_message(message)).unzip();
+            stops |= stop_requests.contains(&true);
+            if let Some(sums) = Sums::of_parts(&parts).filter(|sums| sums.is_of_a_batch) {
+                tally.add(&sums, self.batch.sequences as u64);
             }
         }
         Ok(stops)
@@ -221,6 +221,24 @@ struct Sums {
 }
 
 impl Sums {
+    /// The sums of ranks that have parts of a batch, added as a binary tree in f32, as the ranks' own are;
+    /// None without a rank.
+    fn of_parts(parts: &[Sums]) -> Option<Sums> {
+        let (left, right) = match parts {
+            [] => return None,
+            [part] => return Some(part.clone()),
+            parts => parts.split_at(parts.len().next_power_of_two() / 2),
+        };
+        let (mut sums, right) = (Self::of_parts(left)?, Self::of_parts(right)?);
+        let add = |to: &mut SourceTally, of: &SourceTally| {
+            to.add(*of);
+            to.loss_sum = f64::from(to.loss_sum as f32);
+        };
+        add(&mut sums.all, &right.all);
+        sums.sources.iter_mut().zip(&right.sources).for_each(|(to, of)| add(to, of));
+        Some(sums)
+    }
+
     /// As a message for other ranks.
     fn message(&self, stop_request: bool) -> Vec<u64> {
         let sums = std::iter::once(&self.all).chain(&self.sources);

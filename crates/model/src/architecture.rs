@@ -107,6 +107,32 @@ impl Architecture {
         self.layers.iter().enumerate().flat_map(of)
     }
 
+    /// What the ranks of a tensor group divide among them, with its name.
+    pub fn tensor_extents(&self) -> Vec<(usize, &'static str)> {
+        let mut extents = Vec::new();
+        for layer in &self.layers {
+            let Mixer::Attention(attention) = &layer.mixer;
+            extents.push((attention.kv_heads, "key/value heads"));
+            extents.push((attention.heads, "heads"));
+            extents.extend(match &layer.feed_forward {
+                FeedForward::Dense(mlp) => Some((mlp.width, "columns of the feed-forward (ffn_dim)")),
+                FeedForward::Experts(experts) => {
+                    let shared = experts.shared.as_ref();
+                    shared.map(|mlp| (mlp.width, "columns of the shared expert (shared_ffn_dim)"))
+                }
+            });
+        }
+        extents
+    }
+
+    /// The parts in which each block is computed on all meshes alike ([`Reduce::AnyMesh`]): the most, at most
+    /// 8, that divide what the ranks of a tensor group divide.
+    pub fn mesh_parts(&self) -> usize {
+        let extents = self.tensor_extents();
+        let divides = |n: &usize| extents.iter().all(|(extent, _)| extent.is_multiple_of(*n));
+        [8, 4, 2].into_iter().find(divides).unwrap_or(1)
+    }
+
     /// The sites of the blocks' linear layers, each once, in the order in which they first appear.
     pub fn linear_sites(&self) -> Vec<&'static str> {
         let mut sites = Vec::new();

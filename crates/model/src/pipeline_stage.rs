@@ -2,6 +2,7 @@
 
 use crate::parameters::{block_of, names};
 use crate::{Architecture, ExpertRanks, ParameterSpec};
+use xtrain_program::Parallel;
 use xtrain_rank::{Groups, Rank};
 
 /// How ranks share the computation of a model.
@@ -11,22 +12,45 @@ pub struct ModelRanks {
     pub experts: ExpertRanks,
     /// The part of the model that this rank computes.
     pub stage: PipelineStage,
-    /// The ranks that compute the same tokens, each with a part of each matrix.
+    /// The ranks that compute the same tokens, each with a part of each matrix; with
+    /// [`Reduce::AnyMesh`](xtrain_program::Reduce::AnyMesh) as many as there are parts, on any mesh.
     pub tensor: Groups,
+    /// The ranks of `tensor` for which each process computes ([`xtrain_program::fold`]).
+    pub folded: usize,
 }
 
 impl ModelRanks {
     /// One rank that computes the whole model.
-    pub const ALONE: ModelRanks =
-        ModelRanks { experts: ExpertRanks::ALONE, stage: PipelineStage::WHOLE, tensor: Groups::world(1) };
+    pub const ALONE: ModelRanks = ModelRanks {
+        experts: ExpertRanks::ALONE,
+        stage: PipelineStage::WHOLE,
+        tensor: Groups::world(1),
+        folded: 1,
+    };
+
+    /// Those of a run, with room for every routing.
+    pub fn of_run(parallel: &Parallel, stage: PipelineStage, mesh_parts: usize) -> ModelRanks {
+        let tensor = match parallel.reduce.is_any_mesh() {
+            true => Groups { size: mesh_parts, ..parallel.tensor_groups() },
+            false => parallel.tensor_groups(),
+        };
+        let folded = tensor.size / parallel.tensor;
+        ModelRanks { experts: ExpertRanks::of_run(parallel), stage, tensor, folded }
+    }
+
+    /// The processes that compute the same tokens.
+    pub const fn processes(self) -> Groups {
+        Groups { size: self.tensor.size / self.folded, stride: self.tensor.stride }
+    }
 
     /// A rank of the run among those of its stage that have different data.
     pub const fn data_rank(self, rank: Rank) -> Rank {
-        let ranks = rank.world_size / self.stage.count / self.tensor.size;
-        Groups { size: ranks, stride: self.tensor.size }.rank_within(rank.index)
+        let tensor = self.processes().size;
+        Groups { size: rank.world_size / self.stage.count / tensor, stride: tensor }.rank_within(rank.index)
     }
 
-    /// Of so many tokens, those whose residual stream a rank has. The last ranks may have fewer, and padding.
+    /// Of so many tokens, those whose residual stream a rank of the tensor group has. The last ranks may have
+    /// fewer, and padding.
     pub const fn own_tokens(self, tokens: usize) -> usize {
         tokens.div_ceil(self.tensor.size)
     }

@@ -4,11 +4,13 @@ use crate::on_gpu::OnGpu;
 use crate::permute::{Permute, PermuteByTree};
 use crate::quantize::{Amaxes, Dequantize, Given, Layouts, Quantize};
 use crate::retile::Retile;
+use crate::rows::JoinRows;
 #[cfg(any(test, feature = "samples"))]
 use crate::samples::{Sample, Sampled};
 use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::{CudaKernel, KernelSource};
+use xtrain_program::fold::FoldOps;
 use xtrain_program::measure_casts::MeasureOps;
 use xtrain_program::pipeline::PipelineOps;
 use xtrain_program::quantize::QuantizeOps;
@@ -286,6 +288,20 @@ impl ShardOps for PassSet {
 
     fn transpose_block_scales(&self, cols: usize) -> Arc<dyn Op> {
         Arc::new(crate::transpose_bytes::TransposeBlockScales { cols })
+    }
+}
+
+impl FoldOps for PassSet {
+    fn stack(&self) -> Arc<dyn Op> {
+        Arc::new(JoinRows::Stacked)
+    }
+
+    fn join_rows(&self, rows: usize) -> Arc<dyn Op> {
+        Arc::new(JoinRows::Rows(rows))
+    }
+
+    fn split_rows(&self, parts: usize, rows: usize) -> Arc<dyn Op> {
+        Arc::new(crate::rows::SplitRows { parts, rows })
     }
 }
 

@@ -21,6 +21,7 @@ mod collective;
 mod cost;
 mod dispatch;
 mod dump;
+pub mod fold;
 pub mod fuse;
 mod gemm;
 pub mod measure_casts;

@@ -85,6 +85,11 @@ pub enum Reduce {
     /// One binary tree adds the gradients of all micro-batches. Runs with 1, 2, 4, 8, ... ranks and the same
     /// `train.micro_batch_size` have equal bits, and take more memory and time (docs/parallel.md).
     AnyWorld,
+    /// As `"any-world"`, and each block is computed in up to 8 parts, whatever `tensor` is: 1, 2, 4 or 8 as
+    /// they divide the key/value heads and the columns of the feed-forward. Runs with any `tensor` that
+    /// divides the parts have equal bits, too. It is for proving that ranks compute the same, not for
+    /// training: small products, and sums in fp32, take much more time.
+    AnyMesh,
     /// As `"same-world"`, but NCCL adds while it sends, in an order of its own: less memory, and no kernels
     /// for sums. Bits repeat only if NCCL chooses the same algorithm again. Without NCCL the bits are those
     /// of `"same-world"`.
@@ -92,9 +97,24 @@ pub enum Reduce {
 }
 
 impl Reduce {
+    /// The value in run files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reduce::SameWorld => "same-world",
+            Reduce::AnyWorld => "any-world",
+            Reduce::AnyMesh => "any-mesh",
+            Reduce::Fast => "fast",
+        }
+    }
+
     /// True if gradients are added in one tree, whatever the number of ranks.
     pub const fn is_any_world(self) -> bool {
-        matches!(self, Reduce::AnyWorld)
+        matches!(self, Reduce::AnyWorld | Reduce::AnyMesh)
+    }
+
+    /// True if blocks are computed in the same parts, whatever the number of tensor ranks.
+    pub const fn is_any_mesh(self) -> bool {
+        matches!(self, Reduce::AnyMesh)
     }
 }
 

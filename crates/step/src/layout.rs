@@ -10,7 +10,7 @@ use crate::training_spec::TrainingSpec;
 use refusals::divisors;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use xtrain_model::{Architecture, ExpertRanks, ModelRanks, Numerics, ParameterSpec, PipelineStage};
+use xtrain_model::{Architecture, ModelRanks, Numerics, ParameterSpec, PipelineStage};
 use xtrain_program::shard::Tie;
 use xtrain_program::{
     Groups, Parallel, ParameterCut, Program, Reduce, RowShard, Rows, StateKind, Storage, Value, cut,
@@ -26,6 +26,8 @@ pub struct Layout {
     parallel: Parallel,
     /// The part of the model that this rank computes.
     stage: PipelineStage,
+    /// The parts in which blocks are computed on any mesh.
+    mesh_parts: usize,
     /// The blocks of each stage; empty without a pipeline.
     split: Vec<usize>,
     /// By name; empty if a single process sums as one.
@@ -91,6 +93,7 @@ impl Layout {
         Layout {
             parallel: Parallel::ALONE,
             stage: PipelineStage::WHOLE,
+            mesh_parts: 1,
             split: Vec::new(),
             cuts: HashMap::new(),
             units: HashMap::new(),
@@ -141,7 +144,7 @@ impl Layout {
             let rows = p.shape[0];
             let unit = match parallel.reduce {
                 Reduce::SameWorld | Reduce::Fast => unit,
-                Reduce::AnyWorld => any_world_unit(rows, p.experts, unit),
+                Reduce::AnyWorld | Reduce::AnyMesh => any_world_unit(rows, p.experts, unit),
             };
             Rows { rows: rows / parts_of(p), row_elements: p.shape[1..].iter().product(), unit }
         });
@@ -186,9 +189,11 @@ impl Layout {
         let last = PipelineStage::of(parallel.pipeline - 1, split);
         let is_tied = |p: &ParameterSpec| !saves(last, p) && last.has_parameter(p, model.tie_embeddings);
         let tied = model.parameters().into_iter().find(is_tied).map(|p| p.name);
-        let is_in_parts = |p: &&ParameterSpec| parallel.tensor > 1 && p.tensor_cut.is_some();
+        let has_parts = parallel.tensor > 1 && !parallel.reduce.is_any_mesh();
+        let is_in_parts = |p: &&ParameterSpec| has_parts && p.tensor_cut.is_some();
         let in_parts = parameters.iter().filter(is_in_parts).map(|p| p.name.clone()).collect();
-        Ok(Layout { parallel, stage, split: split.to_vec(), cuts, units, in_parts, of_others, tied })
+        let (mesh_parts, split) = (model.mesh_parts(), split.to_vec());
+        Ok(Layout { parallel, stage, mesh_parts, split, cuts, units, in_parts, of_others, tied })
     }
 
     /// The part of the model that this rank computes.
@@ -198,8 +203,7 @@ impl Layout {
 
     /// How ranks share the computation of the model, with room for every routing.
     pub fn ranks(&self) -> ModelRanks {
-        let experts = ExpertRanks::of_run(&self.parallel);
-        ModelRanks { experts, stage: self.stage, tensor: self.parallel.tensor_groups() }
+        ModelRanks::of_run(&self.parallel, self.stage, self.mesh_parts)
     }
 
     /// The parameter that this stage and another one both have, if there is one.
@@ -266,8 +270,8 @@ impl Layout {
     /// The share of this rank in a batch of so many tokens.
     pub fn share(&self, tokens: usize) -> BatchShare {
         let ranks = self.ranks();
-        let own = ranks.own_tokens(tokens);
-        let first = ranks.tensor.place(self.parallel.rank.index) * own;
+        let own = ranks.folded * ranks.own_tokens(tokens);
+        let first = ranks.processes().place(self.parallel.rank.index) * own;
         BatchShare { stage: self.stage, tokens: first..first + own }
     }
 

@@ -11,10 +11,11 @@ use xtrain_model::Numerics;
 use xtrain_model::decoder::io;
 use xtrain_ops::registry::ragged_ops;
 use xtrain_ops::{PassSet, rewrites};
+use xtrain_program::fold::Folded;
 use xtrain_program::{
-    Origin, Program, Root, Stage, StaticScale, ValueId, backward, fuse as rewriting, measure_casts,
-    narrow as narrowing, overlap, pipeline, precision, quantize, recompute, refresh, save_fp8, shard, tails,
-    wire,
+    Origin, Program, Root, Stage, StaticScale, ValueId, backward, fold as folding, fuse as rewriting,
+    measure_casts, narrow as narrowing, overlap, pipeline, precision, quantize, recompute, refresh, save_fp8,
+    shard, tails, wire,
 };
 
 /// A pass of the [`PIPELINE`].
@@ -125,8 +126,15 @@ pub const PIPELINE: &[Pass] = &[
         run: |program, _| Ok(narrowing::apply(program)),
     },
     Pass {
-        name: "shard",
+        name: "fold",
         needs: &["narrow"],
+        guarantees: "with sums for any mesh, a process computes its parts of each block one after the other",
+        calls: &["infer", "collective"],
+        run: fold,
+    },
+    Pass {
+        name: "shard",
+        needs: &["fold"],
         guarantees: "gradients are summed over ranks, and a rank has its rows of cut state and its parts of matrices",
         calls: &["infer", "gathers_apart"],
         run: |program, setting| {
@@ -265,6 +273,20 @@ pub fn run_to(program: Program, setting: &Setting<'_>, last: &str) -> Result<Pro
 pub fn run_after(program: Program, setting: &Setting<'_>, first: &str) -> Result<Program, ProgramError> {
     let start = PIPELINE.iter().position(|pass| pass.name == first).map_or(0, |at| at + 1);
     PIPELINE[start..].iter().try_fold(program, |program, pass| (pass.run)(program, setting))
+}
+
+fn fold(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramError> {
+    let (ranks, parallel) = (setting.layout.ranks(), setting.layout.parallel());
+    if !parallel.reduce.is_any_mesh() || ranks.tensor.size == 1 {
+        return Ok(program);
+    }
+    let folded = Folded {
+        traced: ranks.tensor,
+        ranks: ranks.processes(),
+        by_token: &[io::TOKENS, io::TARGETS, io::SOURCES, io::PADDING],
+        by_part: &[io::RNG],
+    };
+    Ok(folding::apply(program, &folded, &PassSet)?)
 }
 
 fn connect(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramError> {

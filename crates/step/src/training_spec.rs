@@ -69,11 +69,8 @@ impl TrainingSpec {
 
     /// How ranks share the computation of the model.
     pub fn ranks(&self) -> ModelRanks {
-        ModelRanks {
-            experts: self.expert_ranks(),
-            stage: self.stage(),
-            tensor: self.parallel.tensor_groups(),
-        }
+        let ranks = ModelRanks::of_run(&self.parallel, self.stage(), self.model.mesh_parts());
+        ModelRanks { experts: self.expert_ranks(), ..ranks }
     }
 
     /// Tokens of a micro-batch whose residual stream a rank has, and which it sends to experts.

@@ -181,7 +181,8 @@ fn decisive(
         words = t.emit(gather_of_rows(parallel), &[words])?[0];
     }
     let micro_batches = parallel.tree_micro_steps;
-    let totals = t.emit(StepTotals { squares: squares_of, micro_batches, sources }, &[words])?;
+    let parts = if parallel.reduce.is_any_mesh() { parallel.tensor } else { 1 };
+    let totals = t.emit(StepTotals { squares: squares_of, micro_batches, sources, parts }, &[words])?;
     t.output(update_io::TOTAL_LOSS, totals[1]);
     t.output(update_io::STOPPING, totals[4]);
     let sums = totals.get(5).copied();

@@ -6,7 +6,7 @@ use crate::programs;
 use std::time::Instant;
 use xtrain_model::decoder::io;
 use xtrain_model::{Architecture, Init, Numerics};
-use xtrain_program::{Program, StateKind, TENSOR_PLACE};
+use xtrain_program::{Program, StateKind, TENSOR_PLACE, fold};
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry};
 use xtrain_tensor::TensorType;
 
@@ -172,12 +172,14 @@ impl Weights {
 /// Loads a program and writes the places of this rank that it reads.
 fn load(engine: &mut dyn Engine, program: Program, layout: &Layout) -> Result<ProgramId, LearnError> {
     let parallel = layout.parallel();
-    let places = [(io::PLACE, parallel.expert_groups()), (TENSOR_PLACE, parallel.tensor_groups())];
-    let read = places.map(|(name, groups)| program.input(name).map(|_| (name, groups)));
+    let (rank, folded) = (parallel.rank.index, layout.ranks().folded);
+    let mut places = vec![(io::PLACE.to_owned(), parallel.expert_groups().place(rank))];
+    let first = parallel.tensor_groups().place(rank) * folded;
+    places.extend((0..folded).map(|n| (fold::input_of(TENSOR_PLACE, n), first + n)));
+    places.retain(|(name, _)| program.input(name).is_some());
     let id = engine.load(program)?;
-    for (name, groups) in read.into_iter().flatten() {
-        let place = groups.place(parallel.rank.index) as u32;
-        engine.write_input(id, name, bytemuck::bytes_of(&place))?;
+    for (name, place) in places {
+        engine.write_input(id, &name, bytemuck::bytes_of(&(place as u32)))?;
     }
     Ok(id)
 }

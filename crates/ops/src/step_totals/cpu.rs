@@ -35,9 +35,15 @@ impl CpuKernel for StepTotals {
                 squares.placed().into_iter().map(of_gradient).sum()
             }
         };
+        let of_parts = |parts: &[&[f64]], word: usize| match parts {
+            [alone] => alone[word],
+            parts => f64::from(tree(parts, word)),
+        };
+        let micro_batches: Vec<&[&[f64]]> = ranks.chunks(self.parts).collect();
         // Of a word of each rank, and so many after it: the first of all ranks, then the second of all.
         let total = |first: usize, count: usize| -> f64 {
-            (first..first + count).flat_map(|word| ranks.iter().map(move |rank| rank[word])).sum()
+            let words = first..first + count;
+            words.flat_map(|word| micro_batches.iter().map(move |parts| of_parts(parts, word))).sum()
         };
         let losses: Vec<f64> = (0..self.columns())
             .map(|column| total(self.squares.words() + column * self.micro_batches, self.micro_batches))
@@ -49,6 +55,17 @@ impl CpuKernel for StepTotals {
         outputs[4].counters()[0] = u32::from(total(flags + 1, 1) > 0.0);
         if let Some(sources) = outputs.get_mut(5) {
             sources.write::<f32>(&losses[2..].iter().map(|&sum| sum as f32).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// The sum of a word of some ranks, as many as a power of two, as a binary tree.
+fn tree(ranks: &[&[f64]], word: usize) -> f32 {
+    match ranks {
+        [rank] => rank[word] as f32,
+        ranks => {
+            let (left, right) = ranks.split_at(ranks.len() / 2);
+            tree(left, word) + tree(right, word)
         }
     }
 }

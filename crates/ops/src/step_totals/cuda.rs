@@ -1,7 +1,7 @@
 //! Launches of the GPU kernels of [`RankWords`] and [`StepTotals`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Losses, PieceUnits, PlacedUnits, RankWords, StepTotals};
+use super::{Losses, MAX_PARTS, PieceUnits, PlacedUnits, RankWords, StepTotals};
 use crate::device::table;
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
@@ -9,7 +9,7 @@ use xtrain_cuda::{
 use xtrain_tensor::{DType, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    constants: &[&[("THREADS", THREADS as i64)]],
+    constants: &[&[("THREADS", THREADS as i64), ("MAX_PARTS", MAX_PARTS as i64)]],
     structs: &[WordsArguments::LAYOUT, Gradient::LAYOUT, TotalsArguments::LAYOUT],
     ..KernelSource::new("step_totals/kernel.cu", include_str!("kernel.cu"))
 };
@@ -64,6 +64,9 @@ kernel_struct! {
         micro_batches: u32,
         columns: u32,
         count: u32,
+        /// Neighbouring ranks that compute parts of a micro-batch.
+        parts: u32,
+        padding: u32,
     }
 }
 
@@ -133,6 +136,8 @@ impl CudaKernel for StepTotals {
             micro_batches: self.micro_batches as u32,
             columns: self.columns() as u32,
             count,
+            parts: self.parts as u32,
+            padding: 0,
         };
         let function = gpu.function(&SOURCE, &[], "step_totals")?;
         Ok(Work::new(move |stream| {

@@ -53,6 +53,9 @@ struct TotalsArguments {
     u32 micro_batches;
     u32 columns;
     u32 count;
+    // Neighbouring ranks that compute parts of a micro-batch.
+    u32 parts;
+    u32 padding;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) rank_words(WordsArguments args) {
@@ -70,10 +73,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) rank_words(WordsArguments 
     losses[count + 1] = *args.stop != 0 ? 1.0 : 0.0;
 }
 
+// The sum of a word of the ranks from `rank` on that compute parts of a micro-batch, in f32, as a binary tree.
+__device__ __forceinline__ double of_parts(const TotalsArguments& args, u64 rank, u32 word) {
+    float sums[MAX_PARTS];
+#pragma unroll
+    for (u32 n = 0; n < MAX_PARTS; n++) {
+        sums[n] = n < args.parts ? (float)args.words[(rank + n) * args.rank_words + word] : 0.0f;
+    }
+#pragma unroll
+    for (u32 width = 1; width < MAX_PARTS; width *= 2) {
+#pragma unroll
+        for (u32 n = 0; n < MAX_PARTS; n += 2 * width) {
+            if (n + width < args.parts) sums[n] += sums[n + width];
+        }
+    }
+    return (double)sums[0];
+}
+
 // The sum of the word `first` of each rank, then that of the next, and so on.
 __device__ __forceinline__ double total(const TotalsArguments& args, u32 first, u32 count) {
     double sum = 0.0;
     for (u32 word = first; word < first + count; word++) {
+        if (args.parts > 1) {
+            for (u64 rank = 0; rank < args.ranks; rank += args.parts) sum += of_parts(args, rank, word);
+            continue;
+        }
 #pragma unroll 8
         for (u64 rank = 0; rank < args.ranks; rank++) sum += args.words[rank * args.rank_words + word];
     }

@@ -192,7 +192,8 @@ impl PieceUnits {
 ///
 /// The norm is the root of the sum of squares. They are added in f64: the units of a gradient in the order of
 /// pieces and within them, then the gradients. The losses are those of micro-batches, which are added in f64:
-/// the first of each rank, in the order of ranks, then the second of each, and so on. The amax is
+/// the first of each rank, in the order of ranks, then the second of each, and so on. If ranks compute parts
+/// of a micro-batch, theirs are added first, in f32, as a binary tree. The amax is
 /// [`SKIPPED`] if that of any rank is not below it, and 0 otherwise. `stop` is 1 if any rank asks to stop.
 #[derive(Clone, Debug)]
 pub struct StepTotals {
@@ -202,7 +203,12 @@ pub struct StepTotals {
     pub micro_batches: usize,
     /// Number of sources whose losses are summed separately.
     pub sources: usize,
+    /// Neighbouring ranks that compute parts of a micro-batch: a power of two, at most [`MAX_PARTS`].
+    pub parts: usize,
 }
+
+/// The most ranks that compute parts of a micro-batch.
+pub const MAX_PARTS: usize = 8;
 
 impl StepTotals {
     /// Numbers of the losses of a micro-batch.
@@ -223,14 +229,19 @@ impl Op for StepTotals {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("step_totals", inputs, 1)?;
+        OpError::ensure(self.parts.is_power_of_two() && self.parts <= MAX_PARTS, || {
+            format!("{} ranks cannot be parts: 1, 2, 4 or {MAX_PARTS} can", self.parts)
+        })?;
         let last = self.squares.placed().into_iter().flat_map(PlacedUnits::ranks).max();
         let least = last.map_or(1, |last| last + 1);
         let is_words = inputs[0].dtype == DType::F64
-            && matches!(*inputs[0].shape, [ranks, words] if ranks >= least && words == self.words());
+            && matches!(*inputs[0].shape, [ranks, words] if ranks >= least && words == self.words())
+            && inputs[0].shape[0].is_multiple_of(self.parts);
         OpError::ensure(is_words, || {
             format!(
-                "step_totals takes f64[ranks, {}] of at least {least} ranks, not {}",
+                "step_totals takes f64[ranks, {}] of at least {least} ranks, a multiple of {}, not {}",
                 self.words(),
+                self.parts,
                 inputs[0]
             )
         })?;

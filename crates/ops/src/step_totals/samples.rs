@@ -74,6 +74,8 @@ impl Sampled for StepTotals {
             words_of(4, pieces(4, &[(0, 3), (2, 1), (3, 5)]), [2, 2], None),
             words_of(6, pieces(3, &[(0, 3), (2, 1), (1, 5)]), [2, 2], None),
             words_of(37, pieces(37, &[(0, 1)]), [1, 0], None),
+            words_in_parts(8, 4, Squares::Whole, [3, 2], None),
+            words_in_parts(6, 2, Squares::Whole, [1, 1], None),
             words_of(4, of_parts(&[PieceUnits::WHOLE, shared]), [2, 1], None),
             words_of(
                 6,
@@ -107,7 +109,8 @@ impl Sampled for StepTotals {
 
     /// An amax that is not finite.
     fn gpu_samples() -> Vec<Sample> {
-        vec![words_of(5, Squares::Whole, [1, 0], Some(2))]
+        let in_parts = words_in_parts(16, 8, pieces(16, &[(3, 2)]), [2, 3], Some(6));
+        vec![words_of(5, Squares::Whole, [1, 0], Some(2)), in_parts]
     }
 }
 
@@ -118,7 +121,18 @@ fn words_of(
     [micro_batches, sources]: [usize; 2],
     bad_amax: Option<usize>,
 ) -> Sample {
-    let op = StepTotals { squares, micro_batches, sources };
+    words_in_parts(ranks, 1, squares, [micro_batches, sources], bad_amax)
+}
+
+/// As [`words_of`], of ranks of which so many compute parts of a micro-batch.
+fn words_in_parts(
+    ranks: usize,
+    parts: usize,
+    squares: Squares,
+    [micro_batches, sources]: [usize; 2],
+    bad_amax: Option<usize>,
+) -> Sample {
+    let op = StepTotals { squares, micro_batches, sources, parts };
     let (words, flags) = (op.words(), op.words() - FLAGS);
     // Squares and requests to stop are not negative.
     let word = |i: usize| match (i / words, i % words) {

@@ -3,8 +3,8 @@
 use super::samples::pieces;
 use super::{PieceUnits, RankWords, SKIPPED, Squares, StepTotals};
 use crate::run_op::{run, tensor};
-use xtrain_program::Groups;
-use xtrain_tensor::{DType, HostTensor};
+use xtrain_program::{Groups, Op};
+use xtrain_tensor::{DType, HostTensor, TensorType};
 
 /// The words of a rank with these numbers.
 fn words([squared_norm, loss, objective]: [f64; 3], stop: f64, amax: Option<f64>) -> Vec<f64> {
@@ -27,7 +27,7 @@ fn totals_of(op: &StepTotals, ranks: &[Vec<f64>]) -> Vec<f64> {
 /// The totals of ranks with a part of all gradients each.
 fn totals(ranks: &[Vec<f64>]) -> Vec<f64> {
     let squares = pieces(ranks.len(), &[(0, 1)]);
-    totals_of(&StepTotals { squares, micro_batches: 1, sources: 0 }, ranks)
+    totals_of(&StepTotals { squares, micro_batches: 1, sources: 0, parts: 1 }, ranks)
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn a_number_of_one_rank_that_is_not_finite_shows_on_all() {
 
 #[test]
 fn the_norm_of_whole_gradients_is_not_added() {
-    let op = StepTotals { squares: Squares::Whole, micro_batches: 1, sources: 0 };
+    let op = StepTotals { squares: Squares::Whole, micro_batches: 1, sources: 0, parts: 1 };
     let rank = || words([9.0, 0.5, 0.75], 0.0, None);
     assert_eq!(totals_of(&op, &[rank(), rank()])[..2], [3.0, 1.0]);
 }
@@ -69,7 +69,7 @@ fn words_are_added_in_the_order_of_ranks() {
 #[test]
 fn micro_batches_are_added_in_the_order_in_which_one_process_runs_them() {
     let losses = [1e30, -1e30, 3.0, 1e-9, 7.0, 1e25, -1e25, 2.0f64].map(|x| f64::from(x as f32));
-    let op = |micro_batches| StepTotals { squares: Squares::Whole, micro_batches, sources: 0 };
+    let op = |micro_batches| StepTotals { squares: Squares::Whole, micro_batches, sources: 0, parts: 1 };
     let of_ranks = |ranks: usize| {
         let of_rank = |rank: usize| {
             let losses: Vec<f64> =
@@ -93,7 +93,7 @@ fn losses_of_sources_are_added_over_ranks_and_micro_batches() {
     let flag = || tensor(DType::U32, &[], &[0.0]);
     let words = |inputs: &[HostTensor]| run(&RankWords, &inputs.iter().collect::<Vec<_>>())[0].to_f64();
     let totals = |micro_batches, ranks: &[Vec<f64>]| {
-        let op = StepTotals { squares: Squares::Whole, micro_batches, sources: 2 };
+        let op = StepTotals { squares: Squares::Whole, micro_batches, sources: 2, parts: 1 };
         let all = tensor(DType::F64, &[ranks.len(), ranks[0].len()], &ranks.concat());
         run(&op, &[&all]).iter().flat_map(HostTensor::to_f64).collect::<Vec<_>>()
     };
@@ -119,7 +119,7 @@ fn units_are_added_in_the_order_of_their_gradients() {
         [&first[..2], &[second[2], 0.0], &flags[..]].concat(),
         [&first[2..], &second[..2], &flags[..]].concat(),
     ];
-    let op = StepTotals { squares: pieces(2, &[(0, 2), (1, 2)]), micro_batches: 1, sources: 0 };
+    let op = StepTotals { squares: pieces(2, &[(0, 2), (1, 2)]), micro_batches: 1, sources: 0, parts: 1 };
     let expected = (first.iter().sum::<f64>() + second.iter().sum::<f64>()).sqrt() as f32;
     assert_eq!(totals_of(&op, &ranks)[0], f64::from(expected));
     // Ranks of a second replica have the same squares, which do not count again.
@@ -136,13 +136,29 @@ fn each_part_of_an_expert_counts_once() {
     let ranks = [rank([1.0, 2.0]), rank([3.0, 4.0]), rank([1.0, 2.0]), rank([3.0, 4.0])];
     let parts = PieceUnits { parts: Groups::world(2), units: 2, ..PieceUnits::WHOLE };
     let squares = Squares::Pieces(vec![parts, PieceUnits::WHOLE]);
-    let norm = totals_of(&StepTotals { squares, micro_batches: 1, sources: 0 }, &ranks)[0];
+    let norm = totals_of(&StepTotals { squares, micro_batches: 1, sources: 0, parts: 1 }, &ranks)[0];
     assert_eq!(norm, f64::from(15.0f64.sqrt() as f32));
     // Each part is cut into two pieces of a unit, of which the first belongs to the second rank of the part.
     let cut = PieceUnits { shard: Groups { size: 2, stride: 2 }, first: 1, units: 1, ..parts };
     let ranks =
         [[2.0, 0.0], [4.0, 0.0], [1.0, 0.0], [3.0, 0.0]].map(|of_rank| [&of_rank[..], &flags[..]].concat());
     let squares = Squares::Pieces(vec![cut, PieceUnits::WHOLE]);
-    let norm = totals_of(&StepTotals { squares, micro_batches: 1, sources: 0 }, &ranks)[0];
+    let norm = totals_of(&StepTotals { squares, micro_batches: 1, sources: 0, parts: 1 }, &ranks)[0];
     assert_eq!(norm, f64::from(10.0f64.sqrt() as f32));
+}
+
+#[test]
+fn the_losses_of_parts_of_a_micro_batch_are_added_first_in_f32() {
+    let op = StepTotals { squares: Squares::Whole, micro_batches: 1, sources: 0, parts: 4 };
+    // Two micro-batches in four parts each. In f32, a half more than 2^24 is rounded to even.
+    let large = f64::from(1u32 << 24);
+    let of_ranks = [large, 1.0, 1.0, 1.0, 0.0, 0.5, 0.0, 0.0];
+    let ranks: Vec<Vec<f64>> = of_ranks.map(|loss| vec![1.0, loss, 0.0, 0.0, 0.0]).into();
+    assert_eq!(totals_of(&op, &ranks)[1], large + 2.0);
+    let apart = StepTotals { parts: 1, ..op };
+    assert_eq!(totals_of(&apart, &ranks)[1], large + 4.0);
+    let words = TensorType::new(DType::F64, [6, 5]);
+    assert!(op.infer(&[words]).expect_err("refused").to_string().contains("a multiple of 4"));
+    let three = StepTotals { parts: 3, ..op };
+    assert!(three.infer(&[words]).expect_err("refused").to_string().contains("cannot be parts"));
 }

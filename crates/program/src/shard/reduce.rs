@@ -431,7 +431,7 @@ impl<'a> ReducePass<'a> {
         let x = self.cast_to_send(x, when, origin)?;
         let collective = match self.parallel.reduce {
             Reduce::Fast => self.ops.reduce_scatter(cut, true),
-            Reduce::SameWorld | Reduce::AnyWorld => self.ops.all_to_all(cut),
+            Reduce::SameWorld | Reduce::AnyWorld | Reduce::AnyMesh => self.ops.all_to_all(cut),
         };
         let summands = self.emit(collective, &[x], None, when, origin)?;
         let sum = self.emit(self.ops.sum_ranks(), &[summands], Some(total), when, origin)?;

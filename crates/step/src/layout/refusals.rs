@@ -1,9 +1,9 @@
 //! Settings of `[parallel]` that a layout refuses: they contradict each other, the model or its formats.
 
 use crate::error::ProgramError;
-use xtrain_model::{Architecture, FeedForward, Mixer, Numerics, Recipe};
+use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_ops::permute::UnpermuteTree;
-use xtrain_program::{Gather, Parallel};
+use xtrain_program::{Gather, Parallel, Reduce};
 use xtrain_rank::Rank;
 
 /// The divisors of `n`, in order.
@@ -21,6 +21,7 @@ pub(super) fn check(
     check_ranks(parallel)?;
     check_experts(parallel, model)?;
     check_tensor(parallel, model)?;
+    check_parts(parallel, model, numerics)?;
     check_split(parallel, model, split)?;
     check_scales(parallel, numerics)
 }
@@ -43,8 +44,9 @@ fn check_ranks(parallel: &Parallel) -> Result<(), ProgramError> {
     }
     if parallel.reduce.is_any_world() && !world_size.is_power_of_two() {
         return Err(ProgramError::Refused(format!(
-            "parallel.reduce = \"any-world\" adds gradients as a binary tree over ranks, whose number must be a power of two, not \
-             {world_size}; use another number of ranks, or leave the key out"
+            "parallel.reduce = \"{}\" adds gradients as a binary tree over ranks, whose number must be a power of two, not {world_size}; use \
+             another number of ranks, or leave the key out",
+            parallel.reduce.name()
         )));
     }
     Ok(())
@@ -95,8 +97,9 @@ fn check_experts(parallel: &Parallel, model: &Architecture) -> Result<(), Progra
     if parallel.reduce.is_any_world() && !groups.is_multiple_of(expert) {
         let nearest = divisors(groups).filter(|n| divides(*n)).min_by_key(|n| n.abs_diff(expert));
         return Err(ProgramError::Refused(format!(
-            "parallel.reduce = \"any-world\" adds the {most} experts of a block in {groups} groups, which parallel.expert = {expert} does \
-             not divide; the nearest value that does is {}",
+            "parallel.reduce = \"{}\" adds the {most} experts of a block in {groups} groups, which parallel.expert = {expert} does not divide; \
+             the nearest value that does is {}",
+            parallel.reduce.name(),
             nearest.unwrap_or(1)
         )));
     }
@@ -109,27 +112,16 @@ fn check_tensor(parallel: &Parallel, model: &Architecture) -> Result<(), Program
     if tensor == 1 {
         return Ok(());
     }
-    let refused = |what: &str| {
-        Err(ProgramError::Refused(format!(
-            "parallel.tensor = {tensor} does not support {what} yet; leave one of them out"
-        )))
-    };
-    if parallel.reduce.is_any_world() {
-        return refused("parallel.reduce = \"any-world\"");
+    if parallel.reduce == Reduce::AnyWorld {
+        return Err(ProgramError::Refused(format!(
+            "parallel.reduce = \"any-world\" does not have equal bits with parallel.tensor = {tensor}; use \"any-mesh\", or leave one of \
+             them out"
+        )));
     }
     let mut extents = vec![(shards, "ranks of a replica")];
-    for layer in &model.layers {
-        let Mixer::Attention(attention) = &layer.mixer;
-        extents.push((attention.kv_heads, "key/value heads"));
-        extents.push((attention.heads, "heads"));
-        let dense = match &layer.feed_forward {
-            FeedForward::Dense(mlp) => Some((mlp.width, "columns of the feed-forward (ffn_dim)")),
-            FeedForward::Experts(experts) => experts
-                .shared
-                .as_ref()
-                .map(|mlp| (mlp.width, "columns of the shared expert (shared_ffn_dim)")),
-        };
-        extents.extend(dense);
+    extents.extend(model.tensor_extents());
+    if parallel.reduce.is_any_mesh() {
+        extents.push((model.mesh_parts(), "parts of parallel.reduce = \"any-mesh\""));
     }
     let divides = |n: usize| n > 0 && extents.iter().all(|(extent, _)| extent.is_multiple_of(n));
     let Some((extent, what)) =
@@ -145,6 +137,28 @@ fn check_tensor(parallel: &Parallel, model: &Architecture) -> Result<(), Program
     )))
 }
 
+/// Refuses what is not computed in the same parts on all meshes.
+fn check_parts(parallel: &Parallel, model: &Architecture, numerics: &Numerics) -> Result<(), ProgramError> {
+    let parts = model.mesh_parts();
+    if !parallel.reduce.is_any_mesh() || parts == 1 {
+        return Ok(());
+    }
+    let refused = |what: String| {
+        Err(ProgramError::Refused(format!(
+            "parallel.reduce = \"any-mesh\" computes each block in {parts} parts, which {what}"
+        )))
+    };
+    match (parallel.expert, parallel.gather) {
+        (expert, _) if expert > 1 => refused(format!(
+            "does not support parallel.expert = {expert} yet; leave that key out, or use \"any-world\" without parallel.tensor"
+        )),
+        (_, gather) if gather != Gather::Auto && numerics.recipe.is_fp8() => {
+            refused("are cast to FP8 from fp32; parallel.gather must be \"auto\"".into())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Refuses formats whose scales ranks that share experts do not have alike.
 fn check_scales(parallel: &Parallel, numerics: &Numerics) -> Result<(), ProgramError> {
     let (expert, recipe) = (parallel.expert, numerics.recipe);
@@ -152,8 +166,9 @@ fn check_scales(parallel: &Parallel, numerics: &Numerics) -> Result<(), ProgramE
     if expert > 1 && has_current && parallel.reduce.is_any_world() {
         return Err(ProgramError::Refused(format!(
             "precision.recipe = \"fp8-current\" scales the tokens of a rank's experts by their own amax, which depends on \
-             parallel.expert = {expert}, so parallel.reduce = \"any-world\" cannot have equal bits; use fp8-delayed or fp8-block, or \
-             leave one of the keys out"
+             parallel.expert = {expert}, so parallel.reduce = \"{}\" cannot have equal bits; use fp8-delayed or fp8-block, or leave one of \
+             the keys out",
+            parallel.reduce.name()
         )));
     }
     if expert > 1 && recipe.is_fp8() && parallel.gather != Gather::Auto {

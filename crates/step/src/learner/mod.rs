@@ -22,7 +22,7 @@ use xtrain_data::{Batch as TokenBatch, TokenCounts};
 use xtrain_model::decoder::{ExpertSums, SumsOf, io};
 use xtrain_model::{Capacity, first_scales};
 use xtrain_program::shard::MICRO_STEP;
-use xtrain_program::{Program, RowShard, StateKind, Storage, Value};
+use xtrain_program::{Program, RowShard, StateKind, Storage, Value, fold};
 use xtrain_rank::Rank;
 use xtrain_runtime::{Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Turn};
 
@@ -402,8 +402,11 @@ impl Learner {
             let Rank { index, world_size } = self.spec.parallel.data_rank();
             let n = n * world_size + index;
             let first = n * self.spec.batch.tokens() + share.tokens.start;
-            let draws = draws(self.seed, step.number, first);
-            engine.write_input(train, io::RNG, bytemuck::cast_slice(&draws))?;
+            let folded = self.spec.ranks().folded;
+            for part in 0..folded {
+                let draws = draws(self.seed, step.number, first + part * share.tokens.len() / folded);
+                engine.write_input(train, &fold::input_of(io::RNG, part), bytemuck::cast_slice(&draws))?;
+            }
         }
         if self.spec.parallel.reduce.is_any_world() {
             let micro_steps = self.spec.parallel.tree_micro_steps;

@@ -149,6 +149,7 @@ pub(crate) fn equal_one_process(worlds: &[World]) {
             ranks: 1,
             replicas: 1,
             expert: 1,
+            tensor: 1,
             pipeline: 1,
             micro_steps: world.data_ranks() * world.micro_steps,
             shard: Shard::None,

@@ -1,7 +1,7 @@
 //! Ranks of a tensor group: near one process, in the same bits again, with state cut in each way.
 
 use crate::common::relative;
-use crate::equality::{assert_alike, assert_near_one_process};
+use crate::equality::{assert_alike, assert_near_one_process, equal_one_process};
 use crate::world::{RankRun, Text, World, sample, whole, whole_gradients};
 use xtrain_model::{Family, Recipe};
 use xtrain_program::{Gather, Recompute, Reduce, Shard};
@@ -43,6 +43,18 @@ fn tensor_ranks_repeat_to_the_bit_in_other_orders_of_lanes() {
         let again = World { orders: 1, ..world }.run();
         assert!(whole(&again) == whole(&first), "{world:?}: other bits");
     }
+}
+
+/// Each block is computed in 4 parts, also in one process and on ranks that have all of them.
+#[test]
+fn every_mesh_has_the_bits_of_one_process() {
+    let mut all = Vec::new();
+    for recipe in Recipe::ALL {
+        let mut worlds = worlds(recipe);
+        worlds.extend(worlds.clone().into_iter().map(|world| World { tensor: 1, ..world }));
+        all.extend(worlds.into_iter().map(|world| World { reduce: Reduce::AnyMesh, ..world }));
+    }
+    equal_one_process(&sample(all, 24));
 }
 
 /// In FP8, products of parts have other scales, or other sums.

@@ -155,10 +155,10 @@ fn the_losses_of_parts_of_a_micro_batch_are_added_first_in_f32() {
     let of_ranks = [large, 1.0, 1.0, 1.0, 0.0, 0.5, 0.0, 0.0];
     let ranks: Vec<Vec<f64>> = of_ranks.map(|loss| vec![1.0, loss, 0.0, 0.0, 0.0]).into();
     assert_eq!(totals_of(&op, &ranks)[1], large + 2.0);
-    let apart = StepTotals { parts: 1, ..op };
+    let apart = StepTotals { parts: 1, ..op.clone() };
     assert_eq!(totals_of(&apart, &ranks)[1], large + 4.0);
     let words = TensorType::new(DType::F64, [6, 5]);
     assert!(op.infer(&[words]).expect_err("refused").to_string().contains("a multiple of 4"));
-    let three = StepTotals { parts: 3, ..op };
+    let three = StepTotals { parts: 3, squares: Squares::Whole, ..op };
     assert!(three.infer(&[words]).expect_err("refused").to_string().contains("cannot be parts"));
 }

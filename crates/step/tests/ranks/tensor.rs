@@ -57,6 +57,35 @@ fn every_mesh_has_the_bits_of_one_process() {
     equal_one_process(&sample(all, 24));
 }
 
+/// Mixtures, whose experts are not cut; stages of a pipeline; eight parts.
+#[test]
+fn meshes_of_mixtures_and_stages_have_the_bits_of_one_process() {
+    let mut all = Vec::new();
+    for (n, recipe) in
+        [Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Block, Recipe::Fp8Delayed].into_iter().enumerate()
+    {
+        for (case, world) in worlds(recipe).into_iter().enumerate() {
+            let family = [Family::MIXTRAL, Family::QWEN3_MOE, Family::DOTS1][(n + case) % 3];
+            let seq_len = if case % 2 == 0 { 64 } else { world.seq_len };
+            all.push(World { experts: Some(family), expert_count: 4, seq_len, ..world });
+            all.push(World { pipeline: 2, ranks: 2 * world.ranks, layers: 3, micro_steps: 4, ..world });
+            all.push(World {
+                pipeline: 2,
+                ranks: 2,
+                tensor: 1,
+                replicas: 1,
+                layers: 3,
+                micro_steps: 4,
+                ..world
+            });
+            all.push(World { kv_heads: 8, seq_len: 24, ..world });
+        }
+        all.push(World { kv_heads: 8, tensor: 8, ranks: 8, replicas: 1, ..worlds(recipe)[0] });
+    }
+    let all: Vec<World> = all.into_iter().map(|world| World { reduce: Reduce::AnyMesh, ..world }).collect();
+    equal_one_process(&sample(all, 20));
+}
+
 /// In FP8, products of parts have other scales, or other sums.
 #[test]
 fn tensor_ranks_are_near_one_process_in_low_precision() {

@@ -76,6 +76,12 @@ TENSOR_MODES = [
     {"parallel.shard": "weights", "train.recompute": "block"},
     {"parallel.shard": "weights", "model.family": "qwen3_moe", "experts.count": "8", "experts.per_token": "2", "experts.ffn_dim": "128"},
 ]
+# Settings under which they have the bits of one GPU, with `parallel.reduce = "any-mesh"`.
+MESH_MODES = [
+    {"parallel.transport": "copy"},
+    {"parallel.transport": "nccl", "parallel.shard": "weights"},
+    {"parallel.transport": "host", "parallel.shard": "gradients", "train.recompute": "norms"},
+]
 # The largest difference of the last loss from that of one GPU, as a part of it.
 TENSOR_LOSS = {"fp32": 1e-4, "bf16": 5e-3, "fp8-delayed": 2e-2, "fp8-current": 2e-2, "fp8-row": 2e-2, "fp8-block": 2e-2}
 # The largest difference of the last loss from that of the default, as a part of it.
@@ -136,9 +142,9 @@ def named(settings):
     return ", ".join(f"{key.split('.')[-1]} {value}" for key, value in settings.items())
 
 
-def equal_one_gpu(place, checks, base, modes, what):
+def equal_one_gpu(place, checks, base, modes, what, reduce="any-world"):
     """Runs of a recipe in these modes have the bits of one GPU. `what` names a run by its mode."""
-    gpus, any_world = place.options.gpus, base | {"parallel.reduce": "any-world"}
+    gpus, any_world = place.options.gpus, base | {"parallel.reduce": reduce}
     alone = place.train(any_world, 1)
     for mode in modes:
         found = place.train(any_world | mode, gpus)
@@ -196,8 +202,12 @@ def check_stages_of_the_same_world(place, checks):
 
 
 def check_tensor(place, checks, recipe):
-    """Ranks of a tensor group are near one GPU."""
+    """Ranks of a tensor group are near one GPU, and with sums for any mesh have its bits."""
     gpus = place.options.gpus
+    meshes = [{"parallel.tensor": str(tensor)} for tensor in {2, gpus}] + [{"parallel.pipeline": str(gpus)}]
+    modes = [mode | mesh for mode, mesh in itertools.product(MESH_MODES, meshes)]
+    base = TENSOR_MODEL | {"precision.recipe": recipe}
+    equal_one_gpu(place, checks, base, modes, lambda mode: f"any mesh of {gpus} GPUs, {named(mode)}", "any-mesh")
     for mode, tensor in itertools.product(TENSOR_MODES, {2, gpus}):
         base = TENSOR_MODEL | {"precision.recipe": recipe} | mode
         alone, found = place.train(base, 1), place.train(base | {"parallel.tensor": str(tensor)}, gpus)

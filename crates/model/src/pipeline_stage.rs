@@ -13,7 +13,8 @@ pub struct ModelRanks {
     /// The part of the model that this rank computes.
     pub stage: PipelineStage,
     /// The ranks that compute the same tokens, each with a part of each matrix; with
-    /// [`Reduce::AnyMesh`](xtrain_program::Reduce::AnyMesh) as many as there are parts, on any mesh.
+    /// [`Reduce::AnyMesh`](xtrain_program::Reduce::AnyMesh) as many as there are parts, on any mesh. Its
+    /// stride is 0 if a process computes for several of them, so that no other group is like it.
     pub tensor: Groups,
     /// The ranks of `tensor` for which each process computes ([`xtrain_program::fold`]).
     pub folded: usize,
@@ -30,17 +31,20 @@ impl ModelRanks {
 
     /// Those of a run, with room for every routing.
     pub fn of_run(parallel: &Parallel, stage: PipelineStage, mesh_parts: usize) -> ModelRanks {
-        let tensor = match parallel.reduce.is_any_mesh() {
-            true => Groups { size: mesh_parts, ..parallel.tensor_groups() },
-            false => parallel.tensor_groups(),
+        let folded = match parallel.reduce.is_any_mesh() {
+            true => (mesh_parts / parallel.tensor).max(1),
+            false => 1,
         };
-        let folded = tensor.size / parallel.tensor;
+        let tensor = match folded {
+            1 => parallel.tensor_groups(),
+            _ => Groups { size: mesh_parts, stride: 0 },
+        };
         ModelRanks { experts: ExpertRanks::of_run(parallel), stage, tensor, folded }
     }
 
     /// The processes that compute the same tokens.
     pub const fn processes(self) -> Groups {
-        Groups { size: self.tensor.size / self.folded, stride: self.tensor.stride }
+        Groups { size: self.tensor.size / self.folded, stride: 1 }
     }
 
     /// A rank of the run among those of its stage that have different data.

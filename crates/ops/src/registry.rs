@@ -7,6 +7,7 @@ use crate::retile::Retile;
 use crate::rows::JoinRows;
 #[cfg(any(test, feature = "samples"))]
 use crate::samples::{Sample, Sampled};
+use crate::sum_ranks::SumSources;
 use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::{CudaKernel, KernelSource};
@@ -298,6 +299,15 @@ impl FoldOps for PassSet {
 
     fn join_rows(&self, rows: usize) -> Arc<dyn Op> {
         Arc::new(JoinRows::Rows(rows))
+    }
+
+    fn join_lines(&self, lines: usize) -> Arc<dyn Op> {
+        Arc::new(JoinRows::Lines(lines))
+    }
+
+    fn sum_of_sources(&self, sum: &dyn Op, parts: usize) -> Option<(usize, Arc<dyn Op>)> {
+        let &SumSources { experts, ranks } = (sum as &dyn Any).downcast_ref()?;
+        Some((experts * ranks, Arc::new(SumSources { experts, ranks: ranks * parts })))
     }
 
     fn split_rows(&self, parts: usize, rows: usize) -> Arc<dyn Op> {

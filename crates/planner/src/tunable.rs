@@ -138,7 +138,7 @@ pub static LOSS_CHUNK: Tunable = Tunable {
     changes_rounding: true,
     // From the tokens of a rank's micro-batch, rounded up, each half of the one before.
     values: |step, of| {
-        let tokens = (of.micro_batch_size * step.spec.batch.seq_len).div_ceil(step.spec.parallel.tensor);
+        let tokens = (of.micro_batch_size * step.spec.batch.seq_len).div_ceil(step.spec.ranks().tensor.size);
         let chunks = std::iter::successors(Some(tokens.next_power_of_two()), |chunk| Some(chunk / 2));
         let chunks = chunks.take_while(|chunk| *chunk >= SMALLEST_CHUNK);
         chunks.map(|loss_chunk| Settings { loss_chunk, ..of }).collect()

@@ -28,6 +28,12 @@ pub trait FoldOps: ShardOps {
     fn stack(&self) -> Arc<dyn Op>;
     /// The op that joins its inputs by rows, without the padding after so many rows.
     fn join_rows(&self, rows: usize) -> Arc<dyn Op>;
+    /// The op that joins so many lines of equally many rows of each input: the first of all, then the second
+    /// of all, and so on.
+    fn join_lines(&self, lines: usize) -> Arc<dyn Op>;
+    /// If `sum` adds the gradients of experts by the rank of tokens: the lines of its input, one for each
+    /// expert and rank, and the op that adds as many times `parts` of them.
+    fn sum_of_sources(&self, sum: &dyn Op, parts: usize) -> Option<(usize, Arc<dyn Op>)>;
     /// The op that splits a tensor into so many of equally many rows, with zeros after the last.
     fn split_rows(&self, parts: usize, rows: usize) -> Arc<dyn Op>;
 }
@@ -35,7 +41,7 @@ pub trait FoldOps: ShardOps {
 /// The parts that a process computes.
 #[derive(Clone, Copy, Debug)]
 pub struct Folded<'a> {
-    /// The tensor group of which the model is traced for one rank.
+    /// The tensor group of which the model is traced for one rank; other collectives have other groups.
     pub traced: Groups,
     /// The ranks of a tensor group. They divide those.
     pub ranks: Groups,
@@ -202,6 +208,9 @@ impl<'a> FoldPass<'a> {
                 }
                 _ => {}
             }
+            if let Some((lines, sum)) = self.ops.sum_of_sources(instance.code.op(), self.folded.count()) {
+                return self.add_sources(instance, lines, sum);
+            }
             if let Some(sent) = instance.inputs.first().and_then(|input| self.exchanged.get(input)).cloned() {
                 return self.exchange(instance, &sent);
             }
@@ -364,6 +373,22 @@ impl<'a> FoldPass<'a> {
             (0..sent.len()).map(|n| self.output(instance.outputs[0], n).value).collect();
         let targets: Vec<_> = parts.iter().copied().map(Some).collect();
         self.emit(self.ops.split_rows(parts.len(), of_each), &[own], &targets, origin.clone())?;
+        Ok(())
+    }
+
+    /// Adds the gradients of experts by the rank and the part of the tokens, whose order is that of the ranks
+    /// if there were as many as parts.
+    fn add_sources(&mut self, instance: &Instance, lines: usize, sum: Arc<dyn Op>) -> Result<(), TraceError> {
+        let Instance { inputs, outputs, origin, .. } = instance;
+        let of_parts: Result<Vec<ValueId>, _> =
+            (0..self.folded.count()).map(|n| self.input(inputs[0], n, origin)).collect();
+        let joined = self.emit(self.ops.join_lines(lines), &of_parts?, &[], origin.clone())?;
+        let Output { value, mode } = outputs[0];
+        self.parts.remove(&value);
+        self.emit(sum, &joined, &[Some(value)], origin.clone())?;
+        if let Some(output) = self.out.instances.last_mut().and_then(|sum| sum.outputs.first_mut()) {
+            output.mode = mode;
+        }
         Ok(())
     }
 

@@ -6,6 +6,14 @@ use xtrain_tensor::{CpuKernel, View, ViewMut};
 impl CpuKernel for JoinRows {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let mut rest = outputs[0].bytes();
+        if let JoinRows::Lines(lines) = *self {
+            for (line, to) in rest.chunks_mut(rest.len() / lines).enumerate() {
+                for (x, to) in inputs.iter().zip(to.chunks_mut(to.len() / inputs.len())) {
+                    to.copy_from_slice(&x.bytes()[line * to.len()..][..to.len()]);
+                }
+            }
+            return;
+        }
         for x in inputs {
             let (to, after) = rest.split_at_mut(x.bytes().len().min(rest.len()));
             to.copy_from_slice(&x.bytes()[..to.len()]);

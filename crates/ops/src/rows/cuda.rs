@@ -24,6 +24,9 @@ kernel_struct! {
         held: u64,
         /// Words that are written, zeros after those.
         words: u64,
+        /// Words of a line, and from the begin of one to that of the next where they are written.
+        line: u64,
+        stride: u64,
     }
 }
 
@@ -33,6 +36,8 @@ struct Copied {
     to: DevicePtr,
     held: usize,
     written: usize,
+    /// The length of a line, and the distance of the next one where they are written; None if it is one.
+    lines: Option<[usize; 2]>,
 }
 
 impl CudaKernel for JoinRows {
@@ -40,9 +45,12 @@ impl CudaKernel for JoinRows {
         let (to, bytes) = (operands.outputs[0].place, operands.outputs[0].ty.bytes());
         let each = operands.inputs[0].ty.bytes();
         let copied = operands.inputs.iter().enumerate().map(|(n, x)| {
-            let first = (n * each).min(bytes);
+            let (first, lines) = match *self {
+                JoinRows::Lines(lines) => (n * each / lines, Some([each / lines, bytes / lines])),
+                JoinRows::Stacked | JoinRows::Rows(_) => ((n * each).min(bytes), None),
+            };
             let held = each.min(bytes - first);
-            Copied { from: x.place, to: DevicePtr(to.0 + first as u64), held, written: held }
+            Copied { from: x.place, to: DevicePtr(to.0 + first as u64), held, written: held, lines }
         });
         launches(gpu, copied)
     }
@@ -55,7 +63,7 @@ impl CudaKernel for SplitRows {
             let written = y.ty.bytes();
             let first = (n * written).min(bytes);
             let held = written.min(bytes - first);
-            Copied { from: DevicePtr(from.0 + first as u64), to: y.place, held, written }
+            Copied { from: DevicePtr(from.0 + first as u64), to: y.place, held, written, lines: None }
         });
         launches(gpu, copied)
     }
@@ -63,17 +71,21 @@ impl CudaKernel for SplitRows {
 
 /// A launch for each tensor.
 fn launches(gpu: &Gpu, copied: impl Iterator<Item = Copied>) -> Result<Work, CudaError> {
-    let launch = |Copied { from, to, held, written }: Copied| {
+    let launch = |Copied { from, to, held, written, lines }: Copied| {
         // The largest word that everything consists of.
-        let fits =
-            |word: &u64| [from.0, to.0, held as u64, written as u64].iter().all(|n| n.is_multiple_of(*word));
+        let [line, stride] = lines.unwrap_or([written, written]);
+        let fits = |word: &u64| {
+            [from.0, to.0, held as u64, written as u64, line as u64, stride as u64]
+                .iter()
+                .all(|n| n.is_multiple_of(*word))
+        };
         let word = [16, 4, 2].into_iter().find(fits).unwrap_or(1);
         let function = gpu.function(&SOURCE, &[], &format!("copy_rows_{word}"))?;
-        let (held, words) = (held as u64 / word, written as u64 / word);
+        let [held, words, line, stride] = [held, written, line, stride].map(|bytes| bytes as u64 / word);
         let blocks = words.div_ceil(u64::from(ELEMENTWISE_THREADS) * PER_THREAD as u64).max(1);
-        let arguments = Arguments { from, to, held, words };
+        let arguments = Arguments { from, to, held, words, line, stride };
         // SAFETY: the kernel takes one `Arguments`. It reads `held` words and writes `words`, at least as
-        // many, which lie in the tensors whose types `infer` has checked.
+        // many, in lines at a distance of `stride`, which lie in the tensors whose types `infer` has checked.
         Ok(unsafe { Work::launch(function, Launch::row(blocks as u32, ELEMENTWISE_THREADS), arguments) })
     };
     let works: Result<Vec<Work>, CudaError> =

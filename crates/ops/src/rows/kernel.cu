@@ -1,4 +1,4 @@
-// Rows that are copied into a longer tensor, or out of one, with zeros after the last.
+// Rows that are copied into a longer tensor, in lines, or out of one, with zeros after the last.
 //
 // Bound by memory: reads and writes each word once. Each thread has PER_THREAD words at a distance of the
 // block's threads, so that warps access neighbours. A word has 16 bytes if those divide addresses and
@@ -9,6 +9,9 @@ struct Arguments {
     void* to;
     u64 held;
     u64 words;
+    // Words of a line, and from the begin of one to that of the next where they are written.
+    u64 line;
+    u64 stride;
 };
 
 template <class Word> __device__ __forceinline__ void copy(const Arguments& args) {
@@ -19,7 +22,8 @@ template <class Word> __device__ __forceinline__ void copy(const Arguments& args
         if (i >= args.words) return;
         Word word{};
         if (i < args.held) word = ((const Word*)args.from)[i];
-        ((Word*)args.to)[i] = word;
+        u64 at = i < args.line ? i : i / args.line * args.stride + i % args.line;
+        ((Word*)args.to)[at] = word;
     }
 }
 

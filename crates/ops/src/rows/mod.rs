@@ -13,13 +13,16 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{Shape, TensorType};
 
-/// `x_0 .. x_n -> y`, of one type of whole bytes, any: the tensors one after the other.
+/// `x_0 .. x_n -> y`, of one type of whole bytes, any: the tensors one after the other, or their lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JoinRows {
     /// `[...] -> [n, ...]`.
     Stacked,
     /// `[p, ...] -> [rows, ...]`: without the padding after so many rows, at most n * p.
     Rows(usize),
+    /// `[p, ...] -> [n * p, ...]`: each tensor has so many lines of equally many rows. The first line of all
+    /// tensors, then the second of all, and so on.
+    Lines(usize),
 }
 
 /// `x [r, ...] -> y_0 .. y_n [p, ...]`, of one type of whole bytes, any: p rows each, with zeros after the
@@ -54,6 +57,12 @@ impl Op for JoinRows {
             (JoinRows::Stacked, _) => [&[inputs.len()], &first.shape[..]].concat(),
             (&JoinRows::Rows(rows), Some((&each, row))) if rows <= inputs.len() * each => {
                 [&[rows], row].concat()
+            }
+            (&JoinRows::Lines(lines), Some((&each, row))) if lines > 0 && each.is_multiple_of(lines) => {
+                [&[inputs.len() * each], row].concat()
+            }
+            (JoinRows::Lines(lines), _) => {
+                return Err(OpError(format!("{first} does not have {lines} lines of equally many rows")));
             }
             (JoinRows::Rows(rows), _) => {
                 return Err(OpError(format!("{} tensors {first} do not have {rows} rows", inputs.len())));

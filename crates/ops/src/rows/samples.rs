@@ -22,6 +22,8 @@ impl Sampled for JoinRows {
             join(JoinRows::Rows(7), 4, [2, 3], DType::E4M3),
             join(JoinRows::Rows(3), 4, [2, 8], DType::F32),
             join(JoinRows::Rows(5), 1, [6], DType::F32),
+            join(JoinRows::Lines(3), 2, [6, 5], DType::F32),
+            join(JoinRows::Lines(4), 4, [4, 3], DType::BF16),
         ]
     }
 
@@ -38,6 +40,7 @@ impl Sampled for JoinRows {
             join(JoinRows::Stacked, 8, [130, 515], DType::BF16),
             join(JoinRows::Stacked, 3, [77, 1023], DType::F32),
             join(JoinRows::Rows(1029), 8, [129, 33], DType::E5M2),
+            join(JoinRows::Lines(12), 4, [96, 260], DType::F32),
         ]
     }
 }

@@ -525,7 +525,7 @@ impl<'a> Search<'a> {
         }
         let usual = Settings { loss_chunk: config::LOSS_CHUNK, ..of };
         let spec = self.step.spec;
-        let tokens = (of.micro_batch_size * spec.batch.seq_len).div_ceil(spec.parallel.tensor);
+        let tokens = (of.micro_batch_size * spec.batch.seq_len).div_ceil(spec.ranks().tensor.size);
         let mut all = (LOSS_CHUNK.values)(&self.step, of);
         all.retain(|of| of.loss_chunk <= LARGEST_CHUNK);
         all.retain(|of| tokens.div_ceil(of.loss_chunk) != tokens.div_ceil(usual.loss_chunk));

@@ -306,14 +306,14 @@ fn neighbours(model: &Architecture) -> Architecture {
 /// The model with the experts and the parts of matrices that each rank has. Rows of experts are as many as on
 /// a rank whose experts have the mean load, unless a token has more experts than a rank.
 fn with_parts_of_a_rank(mut model: Architecture, parallel: &Parallel) -> Architecture {
+    let parts = if parallel.reduce.is_any_mesh() { model.mesh_parts() } else { parallel.tensor };
     for layer in &mut model.layers {
         let Mixer::Attention(attention) = &mut layer.mixer;
-        (attention.heads, attention.kv_heads) =
-            (attention.heads / parallel.tensor, attention.kv_heads / parallel.tensor);
+        (attention.heads, attention.kv_heads) = (attention.heads / parts, attention.kv_heads / parts);
         match &mut layer.feed_forward {
-            FeedForward::Dense(mlp) => mlp.width /= parallel.tensor,
+            FeedForward::Dense(mlp) => mlp.width /= parts,
             FeedForward::Experts(experts) => {
-                experts.shared.iter_mut().for_each(|shared| shared.width /= parallel.tensor);
+                experts.shared.iter_mut().for_each(|shared| shared.width /= parts);
                 if parallel.expert == 1 {
                     continue;
                 }

@@ -137,26 +137,16 @@ fn check_tensor(parallel: &Parallel, model: &Architecture) -> Result<(), Program
     )))
 }
 
-/// Refuses what is not computed in the same parts on all meshes.
+/// Refuses FP8 weights that are not cast from the parts in which they are computed on all meshes.
 fn check_parts(parallel: &Parallel, model: &Architecture, numerics: &Numerics) -> Result<(), ProgramError> {
-    let parts = model.mesh_parts();
-    if !parallel.reduce.is_any_mesh() || parts == 1 {
-        return Ok(());
+    let (parts, is_any_mesh) = (model.mesh_parts(), parallel.reduce.is_any_mesh());
+    if is_any_mesh && parts > 1 && parallel.gather != Gather::Auto && numerics.recipe.is_fp8() {
+        return Err(ProgramError::Refused(format!(
+            "parallel.reduce = \"any-mesh\" computes each block in {parts} parts, which are cast to FP8 from fp32; parallel.gather must \
+             be \"auto\""
+        )));
     }
-    let refused = |what: String| {
-        Err(ProgramError::Refused(format!(
-            "parallel.reduce = \"any-mesh\" computes each block in {parts} parts, which {what}"
-        )))
-    };
-    match (parallel.expert, parallel.gather) {
-        (expert, _) if expert > 1 => refused(format!(
-            "does not support parallel.expert = {expert} yet; leave that key out, or use \"any-world\" without parallel.tensor"
-        )),
-        (_, gather) if gather != Gather::Auto && numerics.recipe.is_fp8() => {
-            refused("are cast to FP8 from fp32; parallel.gather must be \"auto\"".into())
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// Refuses formats whose scales ranks that share experts do not have alike.

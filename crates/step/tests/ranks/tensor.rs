@@ -67,7 +67,8 @@ fn meshes_of_mixtures_and_stages_have_the_bits_of_one_process() {
         for (case, world) in worlds(recipe).into_iter().enumerate() {
             let family = [Family::MIXTRAL, Family::QWEN3_MOE, Family::DOTS1][(n + case) % 3];
             let seq_len = if case % 2 == 0 { 64 } else { world.seq_len };
-            all.push(World { experts: Some(family), expert_count: 4, seq_len, ..world });
+            let expert = [1, 2, world.ranks / world.replicas][(n + case / 2) % 3];
+            all.push(World { experts: Some(family), expert_count: 4, expert, seq_len, ..world });
             all.push(World { pipeline: 2, ranks: 2 * world.ranks, layers: 3, micro_steps: 4, ..world });
             all.push(World {
                 pipeline: 2,

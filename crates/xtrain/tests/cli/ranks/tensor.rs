@@ -1,6 +1,9 @@
 //! Ranks of a tensor group.
 
-use super::{assert_ends_all, assert_like_one_process, assert_near, assert_refused, numbers, train_in_parts};
+use super::{
+    assert_ends_all, assert_like_one_process, assert_near, assert_parts_are_whole, assert_refused, numbers,
+    train_in_parts,
+};
 use crate::place::Place;
 
 /// A model of four heads, in batches of eight sequences.
@@ -76,6 +79,34 @@ fn a_run_goes_on_in_other_meshes() {
     }
 }
 
+/// A model without and with experts, which ranks share too.
+#[test]
+fn a_run_goes_on_in_any_mesh_with_equal_bits() {
+    let mixture = "--set model.family=qwen3_moe --set experts.count=4 --set experts.per_token=2 --set experts.ffn_dim=12";
+    for (model, recipe, expert) in [("", "bf16", 1), (mixture, "fp32", 2)] {
+        let place = Place::new();
+        let sets = format!(
+            "{HEADS} {model} --set model.layers=4 --set model.dropout=0.1 --set precision.recipe={recipe} --set \
+             parallel.reduce=any-mesh --set eval.every=2 --set optimizer.moments=bf16"
+        );
+        place.train("whole", &format!("{sets} --set train.steps=12"));
+        let meshes = [
+            (4, 2, 2, "none"),
+            (1, 1, 1, "none"),
+            (4, 4, 1, "weights"),
+            (4, 1, 4, "none"),
+            (4, 2, 1, "gradients"),
+        ];
+        let of_experts = format!("{} --set parallel.expert={expert}", mesh((2, 1, 1, "optimizer")));
+        train_in_parts(&place, "parts", meshes.map(mesh).into_iter().chain([of_experts]), &sets);
+        for key in ["loss", "token_accuracy"] {
+            let [parts, whole] = ["parts", "whole"].map(|out| numbers(&place, out, "eval", key));
+            assert_eq!(parts, whole, "{model}: {key}");
+        }
+        assert_parts_are_whole(&place, &sets, 12);
+    }
+}
+
 #[test]
 fn tensor_ranks_that_cannot_be_are_refused_with_what_works() {
     let place = Place::new();
@@ -95,7 +126,15 @@ fn tensor_ranks_that_cannot_be_are_refused_with_what_works() {
         "--ranks 4 --set parallel.tensor=4 --set model.ffn_dim=30",
         &["the 30 columns of the feed-forward", "is 2"],
     );
-    refused("--ranks 2 --set parallel.tensor=2 --set parallel.reduce=any-world", &["any-world", "yet"]);
+    refused("--ranks 2 --set parallel.tensor=2 --set parallel.reduce=any-world", &["any-world", "any-mesh"]);
+    refused(
+        "--ranks 4 --set parallel.tensor=4 --set model.kv_heads=2 --set parallel.reduce=any-mesh",
+        &["the 2 key/value heads", "is 2"],
+    );
+    refused(
+        "--ranks 3 --set train.batch_size=12 --set parallel.reduce=any-mesh",
+        &["any-mesh", "a power of two"],
+    );
     refused("--ranks 2 --set parallel.tensor=0", &["parallel.tensor"]);
     assert!(!place.exists("out"));
 }

@@ -28,6 +28,7 @@ RECIPES = {
     # With experts.capacity=1.0, steps are repeated with more room for their rows.
     "experts": [*MIXTURE, "parallel.shard=optimizer"],
     "experts-fp8": [*MIXTURE, "precision.recipe=fp8-delayed", "precision.skip_slower=[]", "experts.wire=fp8", "experts.ffn_dim=32"],
+    "any-mesh": ["parallel.reduce=any-mesh", "model.heads=4", "model.kv_heads=4", "model.ffn_dim=32", "model.dropout=0.1"],
     "fp8-delayed": ["precision.recipe=fp8-delayed", "precision.skip_slower=[]", "precision.amax_history_len=3", "data.seq_len=32", "model.ffn_dim=32"],
 }
 SHORT = 2
@@ -35,11 +36,12 @@ SHORT = 2
 BAR = 15
 
 
-def command(recipe, out, ranks, stages=1, expert=1):
-    """The command of a run on so many ranks, in so many stages, of whose ranks `expert` share the experts of a mixture."""
+def command(recipe, out, ranks, stages=1, expert=1, tensor=1):
+    """The command of a run on so many ranks, in so many stages, of whose ranks `expert` share experts and `tensor` have parts of matrices."""
     sharing = [f"parallel.expert={expert}", "experts.capacity=1.0"] if expert > 1 else []
     sharing += [f"parallel.pipeline={stages}"] if stages > 1 else []
     sets = [word for setting in [*SHARED, *RECIPES[recipe], *sharing] for word in ("--set", setting)]
+    sharing += [f"parallel.tensor={tensor}"] if tensor > 1 else []
     processes = ["--ranks", str(ranks)] if ranks > 1 else []
     return ["train", "run.toml", "--out", out, "--resume", "--threads", "1", *sets, *processes]
 
@@ -64,9 +66,10 @@ def trial(prepared, base, folder, program, dice, count):
         replicas = 2 if recipe == "replicas" and ranks > 1 else 1
         stages = dice.choice([n for n in [1, 1, 2] if ranks % (n * replicas) == 0])
         expert = dice.choice([n for n in [1, 2, 4, 4] if ranks // stages % n == 0]) if recipe.startswith("experts") else 1
+        tensor = dice.choice([n for n in [1, 2, 2, 4] if ranks // stages % n == 0]) if recipe == "any-mesh" else 1
         # Short lives, so that they are many; longer ones as they fail to bring it to its end.
         patience = dice.uniform(0, (prepared[recipe] + 0.3) * (10 + 4 * kills) / 40)
-        code, said = attacked(folder, program, command(recipe, "run", ranks, stages, expert), patience, dice, count)
+        code, said = attacked(folder, program, command(recipe, "run", ranks, stages, expert, tensor), patience, dice, count)
         place.check_whole(folder)
         if code == 0:
             break

@@ -345,11 +345,18 @@ impl Steps {
     }
 }
 
-/// Steps of one process: every op of them, or their outputs and state.
+/// Steps of one process: every op of them, or their outputs and state. In the last of them the process
+/// computes for both ranks of a tensor group.
 fn alone(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
-    let models = [(small_model(), true), (wide_model(), false), (wide_model(), true)];
-    let steps = |(model, document_mask)| {
-        let spec = TrainingSpec { recipe, document_mask, ..spec(model, BATCH) };
+    let any_mesh = Parallel { reduce: Reduce::AnyMesh, tree_micro_steps: MICRO_STEPS, ..Parallel::ALONE };
+    let models = [
+        (small_model(), true, Parallel::ALONE),
+        (wide_model(), false, Parallel::ALONE),
+        (wide_model(), true, Parallel::ALONE),
+        (wide_model(), true, any_mesh),
+    ];
+    let steps = |(model, document_mask, parallel)| {
+        let spec = TrainingSpec { recipe, document_mask, parallel, ..spec(model, BATCH) };
         Steps { spec, compared, tolerance, path: Path::Host }
     };
     models.into_iter().map(steps).collect()

@@ -2,6 +2,10 @@
 
 use crate::equality::{assert_alike, assert_near_one_process, equal_one_process};
 use crate::world::{World, drawn, whole};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+use xtrain_distributed::{CommError, Communicator, Groups, ThreadCommunicator};
 use xtrain_model::{Family, Recipe};
 use xtrain_program::{Recompute, Reduce, Shard};
 
@@ -120,5 +124,90 @@ fn stages_repeat_to_the_bit_in_other_orders_of_lanes() {
             let again = World { orders, ..world }.run();
             assert!(whole(&again) == whole(&first), "{world:?}: other bits in the order {orders}");
         }
+    }
+}
+
+/// A communicator of a stage whose forwards and backwards take a fixed time each, beside which that of a small
+/// model is nothing.
+struct Paced {
+    inner: ThreadCommunicator,
+    part: Duration,
+}
+
+impl Communicator for Paced {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+
+    fn sent_bytes(&self) -> u64 {
+        self.inner.sent_bytes()
+    }
+
+    fn all_gather(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        self.inner.all_gather(groups, first, input, output)
+    }
+
+    fn all_to_all(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        self.inner.all_to_all(groups, first, input, output)
+    }
+
+    /// A part of a stage ends with a message, but for the backward of the first one and the forward of the
+    /// last.
+    fn send(&self, groups: Groups, to: usize, message: &[u8]) -> Result<(), CommError> {
+        thread::sleep(self.part);
+        self.inner.send(groups, to, message)
+    }
+
+    fn receive(&self, groups: Groups, from: usize, message: &mut [u8]) -> Result<(), CommError> {
+        self.inner.receive(groups, from, message)?;
+        if [0, self.world_size() - 1].contains(&self.rank()) {
+            thread::sleep(self.part);
+        }
+        Ok(())
+    }
+}
+
+/// A benchmark, which prints the time of a step over that of its turns, m + p - 1 forwards and backwards of p
+/// stages and m micro-batches.
+#[test]
+#[ignore = "a benchmark"]
+fn a_step_takes_its_turns() {
+    let (stages, micro_steps, part) = (4, 16, Duration::from_millis(40));
+    let alone = World { layers: stages, ..World::alone(Recipe::Fp32, false, micro_steps) };
+    let world = World { ranks: stages, pipeline: stages, ..alone };
+    let of_rank = |inner: ThreadCommunicator| {
+        let mut learner = world.learner(Arc::new(Paced { inner, part }));
+        learner.weights().initialize(5, 0.1).expect("weights");
+        let step = |number| {
+            let begun = Instant::now();
+            world.step(&mut learner, number);
+            begun.elapsed()
+        };
+        (0..4).map(step).collect::<Vec<Duration>>()
+    };
+    let times = thread::scope(|scope| {
+        let ranks = ThreadCommunicator::world(stages).into_iter();
+        let handles: Vec<_> = ranks.map(|inner| scope.spawn(|| of_rank(inner))).collect();
+        handles.into_iter().map(|handle| handle.join().expect("a rank")).collect::<Vec<_>>()
+    });
+    let turns = (micro_steps + stages - 1) as u32 * 2 * part;
+    for time in &times[0][1..] {
+        println!("{:.3} of its turns", time.as_secs_f64() / turns.as_secs_f64());
     }
 }

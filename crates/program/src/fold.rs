@@ -131,7 +131,8 @@ impl<'a> FoldPass<'a> {
             let part = parameter.part.take();
             let quantized =
                 if part.is_some() { std::mem::take(&mut parameter.quantized) } else { Vec::new() };
-            for gradient in gradients.into_iter().flatten() {
+            let has_parts = part.is_some() || self.folded.count() > 1;
+            for gradient in gradients.into_iter().flatten().filter(|_| has_parts) {
                 let ty = self.out.ty(gradient);
                 let of_parts = (0..self.folded.count()).map(|_| self.out.add_value(ty, Storage::Transient));
                 let of_parts = of_parts.collect();
@@ -279,7 +280,8 @@ impl<'a> FoldPass<'a> {
     /// A value for the `n`-th part in place of one that the program computes.
     fn output_of_part(&mut self, value: ValueId, n: usize) -> ValueId {
         let of = self.out.value(value).clone();
-        if n == 0 && matches!(of.storage, Storage::Transient) {
+        let is_only = self.folded.count() == 1 && matches!(of.storage, Storage::Output { .. });
+        if is_only || n == 0 && matches!(of.storage, Storage::Transient) {
             let repeats =
                 of.repeats.map(|repeated| self.parts.get(&repeated).map_or(repeated, |parts| parts[0]));
             self.out.values[value.0 as usize].repeats = repeats;
@@ -402,9 +404,14 @@ impl<'a> FoldPass<'a> {
         let origin = Origin { role: if is_gradient { Role::Reduce } else { writer.role }, ..writer.clone() };
         let mut placed = parts;
         if let Some((_, cut)) = self.cuts.get(&value).cloned() {
+            let target = (placed.len() == 1).then_some(value);
             for (n, part) in placed.iter_mut().enumerate() {
                 let place = self.place(n);
-                *part = self.emit(self.ops.place_part(&cut), &[*part, place], &[], origin.clone())?[0];
+                let op = self.ops.place_part(&cut);
+                *part = self.emit(op, &[*part, place], &[target], origin.clone())?[0];
+            }
+            if target.is_some() {
+                return Ok(());
             }
         }
         self.tree(&placed, Some(value), &origin)?;

@@ -107,7 +107,7 @@ impl Architecture {
         self.layers.iter().enumerate().flat_map(of)
     }
 
-    /// What the ranks of a tensor group divide among them, with its name.
+    /// The extents that the ranks of a tensor group divide among them, with their names.
     pub fn tensor_extents(&self) -> Vec<(usize, &'static str)> {
         let mut extents = Vec::new();
         for layer in &self.layers {

@@ -2,9 +2,9 @@
 //! files, precision recipes, optimizers.
 //!
 //! Invariants: model code names neither a device nor a precision nor a rank. Precision and the cut of state
-//! are passes over the program that [`decoder`] traces. Where tokens travel to the experts of other ranks, and
-//! which part of a matrix multiplies them, is traced, for all ranks alike ([`ModelRanks`]). A model is data, layer by layer ([`Architecture`]); a
-//! [`Family`] is one file of `families/`.
+//! are passes over the program that [`decoder`] traces. Where tokens travel to the experts of other ranks,
+//! and which part of a matrix multiplies them, is traced, for all ranks alike ([`ModelRanks`]). A model is
+//! data, layer by layer ([`Architecture`]); a [`Family`] is one file of `families/`.
 
 mod architecture;
 pub mod decoder;

@@ -93,7 +93,7 @@ struct FoldPass<'a> {
     ops: &'a dyn FoldOps,
     /// The values of each part in place of one that parts have apart.
     parts: HashMap<ValueId, Vec<ValueId>>,
-    /// What parts pass to an exchange, by its output.
+    /// The tensors that parts pass to an exchange, by its output.
     exchanged: HashMap<ValueId, Vec<ValueId>>,
     /// The cut of each whole tensor of which parts are read.
     cuts: HashMap<ValueId, (Arc<str>, TensorCut)>,
@@ -257,7 +257,7 @@ impl<'a> FoldPass<'a> {
         }
     }
 
-    /// What the `n`-th part writes in place of an output of an instance.
+    /// The output of the `n`-th part in place of an output of an instance.
     fn output(&mut self, Output { value, mode }: Output, n: usize) -> Output {
         let is_state = matches!(self.out.value(value).storage, Storage::State { .. });
         if is_state && !self.parts.contains_key(&value) {

@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rank_words(WordsArguments 
     losses[count + 1] = *args.stop != 0 ? 1.0 : 0.0;
 }
 
-// The sum of a word of the ranks from `rank` on that compute parts of a micro-batch, in f32, as a binary tree.
+// The sum of a word of the ranks from `rank` on that compute parts of a micro-batch: in f32, a binary tree.
 __device__ __forceinline__ double of_parts(const TotalsArguments& args, u64 rank, u32 word) {
     float sums[MAX_PARTS];
 #pragma unroll

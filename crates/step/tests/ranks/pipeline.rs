@@ -127,8 +127,8 @@ fn stages_repeat_to_the_bit_in_other_orders_of_lanes() {
     }
 }
 
-/// A communicator of a stage whose forwards and backwards take a fixed time each, beside which that of a small
-/// model is nothing.
+/// A communicator of a stage whose forwards and backwards take a fixed time each, beside which that of a
+/// small model is nothing.
 struct Paced {
     inner: ThreadCommunicator,
     part: Duration,

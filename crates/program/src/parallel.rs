@@ -39,8 +39,8 @@ pub struct Parallel {
     pub gather: Gather,
 }
 
-/// The form in which ranks gather the weights that GEMMs read in FP8, and tokens with `parallel.tensor`. Other
-/// weights are gathered as they are read. PyTorch's FSDP2 gathers copies in bf16.
+/// The form in which ranks gather the weights that GEMMs read in FP8, and tokens with `parallel.tensor`.
+/// Other weights are gathered as they are read. PyTorch's FSDP2 gathers copies in bf16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Gather {

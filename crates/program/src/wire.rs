@@ -9,7 +9,8 @@
 //! It runs after [`crate::quantize`]. Rows that something else reads in their own type are left alone, as
 //! their tokens travel in that type anyway; measurements ([`crate::measure_casts`]) do not count.
 //!
-//! Tokens that the ranks of a tensor group gather are cast before that, too ([`sequence`]): it changes no number.
+//! Tokens that the ranks of a tensor group gather are cast before that, too ([`sequence`]): it changes no
+//! number.
 
 pub mod sequence;
 

@@ -1,5 +1,5 @@
-//! The part of a tensor that a rank of a tensor group has: taken from the whole, put into its place, and joined
-//! with those of the other ranks.
+//! The part of a tensor that a rank of a tensor group has: taken from the whole, put into its place, and
+//! joined with those of the other ranks.
 
 mod cpu;
 mod cuda;
@@ -24,8 +24,8 @@ pub struct TakePart(pub TensorCut);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacePart(pub TensorCut);
 
-/// `parts [n*r, c] -> whole [r, n*c]`, of one type of whole bytes: the parts of n ranks, one after the other, as
-/// columns of one matrix, in the order of ranks.
+/// `parts [n*r, c] -> whole [r, n*c]`, of one type of whole bytes: the parts of n ranks, one after the other,
+/// as columns of one matrix, in the order of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JoinColumns {
     /// n.

@@ -1,20 +1,20 @@
 //! Casts that tensor ranks run before they gather tokens.
 //!
 //! Where the tokens of all ranks would be gathered and then cast, each rank casts its own, and ranks gather
-//! numbers: a byte of an element instead of two. These and their scales are those of the cast of all tokens, to
-//! the bit:
+//! numbers: a byte of an element instead of two. These and their scales are those of the cast of all tokens,
+//! to the bit:
 //!
 //! * A delayed scale is known. It must be set: one that is not would come from a rank's own amax.
 //! * The scale of the tensor comes from the largest amax of all ranks, which they gather before the cast.
-//! * Rows and tiles of a token are its own. Transposed, a row is a column of tokens, whose amax is the largest
-//!   of all ranks. Tiles along tokens are a rank's own if it has whole ones.
+//! * Rows and tiles of a token are its own. Transposed, a row is a column of tokens, whose amax is the
+//!   largest of all ranks. Tiles along tokens are a rank's own if it has whole ones.
 //!
 //! A layout is gathered in the stage that reads it. So of the transpose that wgrad reads, the backward keeps
-//! this rank's part and gathers it: columns, which are joined after the gather, so that one GEMM adds all tokens
-//! in the order of a cast after the gather. A gradient is read in both layouts in one stage. If it has one scale,
-//! its transpose is computed from the gathered numbers. With other scales both layouts would travel, as many
-//! bytes as it has in bf16, so it is cast after it is gathered. So are tokens that something else reads too, or
-//! with padding after them.
+//! this rank's part and gathers it: columns, which are joined after the gather, so that one GEMM adds all
+//! tokens in the order of a cast after the gather. A gradient is read in both layouts in one stage. If it has
+//! one scale, its transpose is computed from the gathered numbers. With other scales both layouts would
+//! travel, as many bytes as it has in bf16, so it is cast after it is gathered. So are tokens that something
+//! else reads too, or with padding after them.
 
 use super::{WireOps, WirePass, gather_of};
 use crate::program::instantiate;
@@ -35,8 +35,8 @@ pub trait SequenceOps: WireOps + ShardOps {
     fn join_columns(&self, ranks: usize) -> Arc<dyn Op>;
 }
 
-/// Casts the tokens of a rank before they are gathered, wherever that sends fewer bytes and changes no bit, if
-/// they are gathered in FP8. Value ids keep their meaning.
+/// Casts the tokens of a rank before they are gathered, wherever that sends fewer bytes and changes no bit,
+/// if they are gathered in FP8. Value ids keep their meaning.
 pub fn apply(program: Program, gather: Gather, ops: &dyn SequenceOps) -> Result<Program, TraceError> {
     let found = match gather {
         Gather::Auto => GatheredCast::find(&program, ops),

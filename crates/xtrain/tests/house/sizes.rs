@@ -9,7 +9,7 @@ use std::fs;
 /// Maximum number of lines of a crate, comments included, tests left out. A crate that outgrows its number is
 /// two crates, or says something twice. Ranks that share experts have taken 50 and 100 lines, pipelines 370
 /// in `step`: its layout, its update and its learner know of stages.
-const LINES: [(&str, usize); 2] = [("step", 4_200), ("train", 8_260)];
+const LINES: [(&str, usize); 2] = [("step", 4_300), ("train", 8_260)];
 
 /// Maximum number of lines of the smallest program that trains.
 const MINIMAL: usize = 150;

@@ -125,8 +125,9 @@ impl Architecture {
         extents
     }
 
-    /// The parts in which each block is computed on all meshes alike ([`Reduce::AnyMesh`]): the most, at most
-    /// 8, that divide what the ranks of a tensor group divide.
+    /// The parts in which each block is computed on all meshes alike
+    /// ([`AnyMesh`](xtrain_program::Reduce::AnyMesh)): the most, at most 8, that divide what the ranks of a
+    /// tensor group divide.
     pub fn mesh_parts(&self) -> usize {
         let extents = self.tensor_extents();
         let divides = |n: &usize| extents.iter().all(|(extent, _)| extent.is_multiple_of(*n));

@@ -129,7 +129,7 @@ pub const PIPELINE: &[Pass] = &[
         name: "fold",
         needs: &["narrow"],
         guarantees: "with sums for any mesh, a process computes its parts of each block one after the other",
-        calls: &["infer", "collective"],
+        calls: &["infer"],
         run: fold,
     },
     Pass {

@@ -17,8 +17,8 @@ those of a text (Zipf's law), and the lengths of chitchat-dataset 0.9.0's dialog
 
 All sides count a step's 8 x 4,096 positions as its tokens; padding is 0.4% of them. The peer's modes are compared first, with few steps; the
 fastest is then measured in turns with xtrain: five rounds, of which the medians count. Both sides have new tokens in each step. `card_bytes` of
-xtrain and torch's `max_memory_allocated` are memory without the context. Last come plain training steps beside the last lines of benches/results,
-and modes of the peer that are only figures, as far as time is left (--seconds).
+xtrain and torch's `max_memory_allocated` are memory without the context. Last, as far as time is left (--seconds), come modes of the peer that are
+only figures, and plain training steps, which the log compares with the last lines of benches/results.
 """
 import argparse
 import datetime
@@ -177,7 +177,7 @@ class Bench:
         self.log = open(self.out / "xtrain.log", "a")
         self.begun = time.monotonic()
         self.measured = {}  # (side, form) -> results
-        self.screened, self.best, self.head_seconds, self.plain = [], None, None, {}
+        self.screened, self.best, self.head_seconds = [], None, None
         self.small = ["--set", "model.dim=32", "--set", "model.layers=2", "--set", "model.heads=4", "--set", "model.kv_heads=2", "--set",
                       "model.head_dim=8", "--set", "model.ffn_dim=48", "--set", f"model.vocab_size={args.tiny}", "--set", "data.seq_len=256", "--set",
                       "train.batch_size=2", "--set", "train.device=cpu"] if args.tiny else []
@@ -316,10 +316,6 @@ class Bench:
             note = f"{turns}; the step that trains all takes {whole * 1e3:.1f} ms; the head's ops one by one (xtrain bench op)"
             row(f"{MODEL}, saved by training 30% of the tokens", "ms", (whole - third) * 1e3, "the head's time in the step that trains all",
                 self.head_seconds * 1e3, 2, note)
-        for work, (results, before) in self.plain.items():
-            value = statistics.median(result["tokens_per_second"] for result in results)
-            row(f"{work} beside {before['commit']}", "tok/s", value, f"xtrain {before['commit']}, the line of {before['date']}", before["value"], 0,
-                f"xtrain bench step {PLAIN[work]}; medians of 3, another machine than that line's")
         return rows
 
     def write_rows(self):
@@ -342,9 +338,8 @@ class Bench:
             found = self.xtrain(["bench", "step", *words.split(), *(self.small if self.args.tiny else [])], min(80, self.left()))[0]
             self.record("xtrain plain", work, found)
             if "error" not in found and work in lines:
-                self.plain.setdefault(work, ([], lines[work]))[0].append(found)
+                # Of another machine, so it is no row.
                 self.say(f"{work}: {found['tokens_per_second'] / lines[work]['value']:.4f} of the last line")
-            self.write_rows()
 
 
 def main():

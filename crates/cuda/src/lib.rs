@@ -60,7 +60,7 @@ pub use gpu::Gpu;
 pub use graph::{Graph, GraphExec};
 pub use growing::GrowingMemory;
 pub use installed::Installed;
-pub use kernel::{CudaKernel, CudaOutput, CudaTensor, Operands, Work};
+pub use kernel::{CudaKernel, CudaOutput, CudaTensor, Operands, Variants, Work};
 pub use layout::{FieldLayout, KernelValue, StructLayout, kernel_bytes};
 pub use library::{Library, Missing, named_folder_faults};
 pub use memory::{DeviceMemory, DevicePtr, DeviceSpan, PinnedMemory};

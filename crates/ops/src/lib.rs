@@ -33,9 +33,11 @@ pub mod grouped_scaled_matmul;
 pub mod groups;
 pub mod linear;
 pub mod linear_cross_entropy;
+pub mod lora;
 #[cfg(test)]
 #[path = "../../../tests/messages.rs"]
 mod messages;
+pub mod muon;
 pub mod normal;
 mod on_gpu;
 pub mod owners;
@@ -59,6 +61,7 @@ pub mod rows;
 mod run_op;
 #[cfg(any(test, feature = "samples"))]
 pub mod samples;
+pub mod scale;
 pub mod scaled_matmul;
 pub mod sequence;
 mod sparse_tree;

@@ -49,8 +49,8 @@ struct CpuProgram {
     program: Program,
     /// The spans of values, by id; of values in slots, in the first.
     spans: Vec<Option<ChunkSpan>>,
-    /// The chunk of slots, and the bytes of one.
-    slots: (usize, usize),
+    /// The chunk of memory for slots, and the bytes of a slot of each chunk of the stage.
+    slots: (usize, Vec<usize>),
     /// The workspace of each instance.
     workspaces: Vec<Vec<(TensorType, ChunkSpan)>>,
     /// The name and the place of each output among the outputs' bytes.
@@ -181,8 +181,8 @@ impl CpuEngine {
         let instance = &program.instances[index];
         let op = instance.code.op();
         let span = |v: ValueId| {
-            let span = spans[v.0 as usize].expect("every operand is planned");
-            if span.chunk == *slots { span.later(part.slot() * slot_bytes) } else { span }
+            let (span, slot) = (spans[v.0 as usize].expect("every operand is planned"), part.slot());
+            if span.chunk == *slots { span.later(slot.number * slot_bytes[slot.chunk]) } else { span }
         };
 
         let outputs = instance.outputs.iter().map(|o| (program.ty(o.value), o.mode, span(o.value)));

@@ -22,6 +22,6 @@ pub use cpu::{CpuEngine, cpu_work_bytes, cpu_workspace};
 pub use cuda::{CudaEngine, MessagePair, NcclGroups, cuda_workspace, groups_of_run, message_pairs};
 pub use engine::{Engine, Outputs, Ticket};
 pub use error::EngineError;
-pub use part::{Part, ProgramId, Turn};
+pub use part::{MicroSlot, Part, ProgramId, Turn};
 pub use state::StateEntry;
 pub use timing::{Timed, TimedWork, Timing};

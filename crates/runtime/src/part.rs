@@ -21,9 +21,18 @@ pub enum Part {
     Update,
     /// The forward of a micro-step, of a stage of a pipeline ([`xtrain_program::Program::slots`]): its turn,
     /// and the slot that saves what its backward reads.
-    Forward(Turn, usize),
+    Forward(Turn, MicroSlot),
     /// The backward of a micro-step, likewise.
-    Backward(Turn, usize),
+    Backward(Turn, MicroSlot),
+}
+
+/// The memory in which a stage of a pipeline keeps what the backward of a micro-step reads of its forward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct MicroSlot {
+    /// The chunk of the stage.
+    pub chunk: usize,
+    /// The number of the slot among those of the chunk.
+    pub number: usize,
 }
 
 /// The place of a micro-step in an optimizer step.
@@ -67,8 +76,8 @@ impl Part {
             Part::Whole => true,
             Part::First | Part::Next | Part::Last => phase == Phase::Micro,
             Part::Update => phase == Phase::Update,
-            Part::Forward(..) => stage == Stage::Forward,
-            Part::Backward(..) => stage == Stage::Backward,
+            Part::Forward(_, slot) => stage == Stage::Forward && instance.chunk == slot.chunk,
+            Part::Backward(_, slot) => stage == Stage::Backward && instance.chunk == slot.chunk,
         }
     }
 
@@ -107,7 +116,11 @@ impl Part {
 
     /// True if it is the first part of an optimizer step.
     pub fn begins_step(self) -> bool {
-        self.is_first() && !matches!(self, Part::Backward(..))
+        match self {
+            Part::Forward(turn, slot) => turn.is_first() && slot.chunk == 0,
+            Part::Backward(..) => false,
+            _ => self.is_first(),
+        }
     }
 
     /// True if it is of the last micro-step, or comes after it.
@@ -120,10 +133,10 @@ impl Part {
     }
 
     /// The slot of what the backward reads of the forward.
-    pub(crate) fn slot(self) -> usize {
+    pub(crate) fn slot(self) -> MicroSlot {
         match self {
             Part::Forward(_, slot) | Part::Backward(_, slot) => slot,
-            _ => 0,
+            _ => MicroSlot::default(),
         }
     }
 

@@ -160,6 +160,11 @@ impl Gemm {
         Gemm { a: OperandLayout { stride, ..self.a }, ..self }
     }
 
+    /// The GEMM with this stride of B's rows.
+    pub fn b_stride(self, stride: usize) -> Gemm {
+        Gemm { b: OperandLayout { stride, ..self.b }, ..self }
+    }
+
     /// The GEMM with this stride of D's rows.
     pub fn d_stride(self, stride: usize) -> Gemm {
         Gemm { d_stride: stride, ..self }

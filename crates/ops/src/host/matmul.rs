@@ -139,7 +139,7 @@ fn whole<T: Real>(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_
 
 /// Products that are summed before the sum is added to the result. The library would split no sum as short as
 /// this, on any machine.
-const DEPTH: usize = 512;
+pub(crate) const DEPTH: usize = 512;
 
 /// Maximum number of rows of the left operand that the library multiplies at a time: it copies [`DEPTH`]
 /// columns of all of them, which for the gradient of a large vocabulary would be hundreds of MiB.

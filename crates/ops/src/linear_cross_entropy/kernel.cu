@@ -1,4 +1,8 @@
-// Cross-entropy of rows of logits, with dlogits written over the logits; then the sum over all tokens.
+// Cross-entropy of rows of logits, with dlogits written over the logits; then the sum over all tokens. Rows
+// are those of consecutive tokens, or of tokens from a list, which has those with a target.
+//
+// list_trained: one block. Each warp counts the targets of consecutive tokens, then lists those tokens.
+// gather_*, scatter_*: one block per row, which it copies in units of 16, 4 or 2 bytes. Bound by memory.
 //
 // rows_*: one block per token. It reads its row once for the maximum and the sum of exponentials (online
 // softmax, Milakov & Gimelshein, arXiv 1805.02867): a thread rescales its running sum when its maximum rises,
@@ -16,6 +20,18 @@ constexpr int AHEAD = 4;
 constexpr float LOWEST = -3.402823466e38f;
 #define NAN_F __int_as_float(0x7fffffff)
 
+// A part of a list of tokens.
+struct ListPart {
+    // [rows]: tokens, then -1 after the last token with a target.
+    const int* tokens;
+    // The number of tokens before the part, from `tokens` on; null if there are none.
+    const int* before;
+};
+
+__device__ __forceinline__ int token_of(const ListPart& list, u32 row) {
+    return list.tokens[(list.before ? *list.before : 0) + row];
+}
+
 struct RowArguments {
     // [rows, stride], of which the first v columns are used.
     void* logits;
@@ -26,6 +42,8 @@ struct RowArguments {
     // [rows, columns]: terms of the objective and of the cross-entropy, not yet multiplied by inv_targets. Of
     // three columns, the last is 1 if the target is the likeliest token.
     float* terms;
+    // The tokens of the rows, or null: then row n is of token n.
+    ListPart list;
     u64 stride;
     u32 v;
     u32 columns;
@@ -41,6 +59,8 @@ struct SumArguments {
     const void* inv_targets;
     float* objective;
     float* cross_entropy;
+    // Not 0 if a token with a target has no terms; null if all have.
+    const int* lacks_terms;
     u64 tokens;
     u32 columns;
     u32 inv_targets_bf16;
@@ -110,11 +130,12 @@ template <class T> __device__ __forceinline__ void ignore(T* row, u32 v) {
 template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const RowArguments& args) {
     __shared__ float space[32];
     T* row = (T*)args.logits + blockIdx.x * args.stride;
-    float* terms = args.terms + args.columns * (u64)blockIdx.x;
-    int target = args.targets[blockIdx.x];
+    int token = args.list.tokens ? token_of(args.list, blockIdx.x) : (int)blockIdx.x;
+    int target = token < 0 ? IGNORED : args.targets[token];
+    float* terms = args.terms + args.columns * (i64)token;
     if (target == IGNORED) {
         if (GRADIENTS) ignore(row, args.v);
-        if (threadIdx.x < args.columns) terms[threadIdx.x] = 0.0f;
+        if (token >= 0 && threadIdx.x < args.columns) terms[threadIdx.x] = 0.0f;
         return;
     }
     // The data loader refuses targets outside of the vocabulary. If one occurs, the row is not accessed with
@@ -224,6 +245,86 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_terms(SumArguments
     double inv_targets = scalar(args.inv_targets, args.inv_targets_bf16);
     float mean_objective = any ? (float)(inv_targets * space[0][0]) : 0.0f;
     float mean_cross_entropy = any ? (float)(inv_targets * space[1][0]) : 0.0f;
+    // The host counts targets; if it counted too few, the loss is NaN.
+    if (args.lacks_terms && *args.lacks_terms) mean_objective = mean_cross_entropy = NAN_F;
     *args.objective = args.add_objective ? *args.objective + mean_objective : mean_objective;
     *args.cross_entropy = args.add_cross_entropy ? *args.cross_entropy + mean_cross_entropy : mean_cross_entropy;
 }
+
+struct ListArguments {
+    // [tokens]
+    const int* targets;
+    // [tokens + 2]: the list, the number of tokens before its last part, and 1 if it has more than `rows`
+    // tokens with a target, else 0.
+    int* list;
+    u32 tokens;
+    u32 rows;
+    u32 before;
+};
+
+constexpr u32 LIST_WARPS = LIST_THREADS / 32;
+
+// Lists the tokens with a target in their order, then -1.
+extern "C" __global__ void __launch_bounds__(LIST_THREADS) list_trained(ListArguments args) {
+    __shared__ u32 counts[LIST_WARPS];
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 each = (args.tokens + LIST_THREADS - 1) / LIST_THREADS * 32;
+    u32 first = min(warp * each, args.tokens), end = min(first + each, args.tokens);
+    u32 count = 0;
+#pragma unroll 4
+    for (u32 from = first; from < end; from += 32) {
+        bool has_target = from + lane < end && args.targets[from + lane] != IGNORED;
+        count += __popc(__ballot_sync(0xffffffffu, has_target));
+    }
+    if (lane == 0) counts[warp] = count;
+    __syncthreads();
+    u32 place = 0, total = 0;
+    for (u32 w = 0; w < LIST_WARPS; w++) {
+        if (w == warp) place = total;
+        total += counts[w];
+    }
+#pragma unroll 4
+    for (u32 from = first; from < end; from += 32) {
+        bool has_target = from + lane < end && args.targets[from + lane] != IGNORED;
+        u32 all = __ballot_sync(0xffffffffu, has_target);
+        if (has_target) args.list[place + __popc(all & ((1u << lane) - 1))] = (int)(from + lane);
+        place += __popc(all);
+    }
+    for (u32 n = total + threadIdx.x; n < args.tokens; n += LIST_THREADS) args.list[n] = -1;
+    if (threadIdx.x == 0) {
+        args.list[args.tokens] = (int)args.before;
+        args.list[args.tokens + 1] = total > args.rows;
+    }
+}
+
+struct MoveArguments {
+    const void* from;
+    void* to;
+    ListPart list;
+    // Units per row.
+    u64 width;
+};
+
+// Copies the row of a listed token to row blockIdx.x, or zeros if there is none.
+template <class U> __device__ __forceinline__ void gather(const MoveArguments& args, U zero) {
+    int token = token_of(args.list, blockIdx.x);
+    const U* from = (const U*)args.from + args.width * (i64)token;
+    U* to = (U*)args.to + args.width * blockIdx.x;
+    for (u64 i = threadIdx.x; i < args.width; i += blockDim.x) to[i] = token < 0 ? zero : from[i];
+}
+
+// Copies row blockIdx.x to the row of a listed token, if there is one.
+template <class U> __device__ __forceinline__ void scatter(const MoveArguments& args) {
+    int token = token_of(args.list, blockIdx.x);
+    if (token < 0) return;
+    const U* from = (const U*)args.from + args.width * blockIdx.x;
+    U* to = (U*)args.to + args.width * (i64)token;
+    for (u64 i = threadIdx.x; i < args.width; i += blockDim.x) to[i] = from[i];
+}
+
+extern "C" __global__ void gather_16(MoveArguments args) { gather<uint4>(args, make_uint4(0, 0, 0, 0)); }
+extern "C" __global__ void gather_4(MoveArguments args) { gather<u32>(args, 0); }
+extern "C" __global__ void gather_2(MoveArguments args) { gather<u16>(args, 0); }
+extern "C" __global__ void scatter_16(MoveArguments args) { scatter<uint4>(args); }
+extern "C" __global__ void scatter_4(MoveArguments args) { scatter<u32>(args); }
+extern "C" __global__ void scatter_2(MoveArguments args) { scatter<u16>(args); }

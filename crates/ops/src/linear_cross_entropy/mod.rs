@@ -6,9 +6,12 @@
 //! gradient is one. In bf16 programs logits are rounded to bf16, and cross-entropy is computed from these in
 //! f32.
 
+mod chunks;
 mod cost;
 mod cpu;
 mod cuda;
+mod gathered;
+mod portions;
 #[cfg(any(test, feature = "samples"))]
 mod samples;
 mod scaled;
@@ -270,9 +273,9 @@ impl Op for LinearCrossEntropyGrad {
 }
 
 impl OnGpu for LinearCrossEntropy {
-    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, chunks::SOURCE];
 }
 
 impl OnGpu for LinearCrossEntropyGrad {
-    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, chunks::SOURCE];
 }

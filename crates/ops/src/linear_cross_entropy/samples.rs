@@ -41,12 +41,15 @@ impl Sampled for LinearCrossEntropy {
 
 impl Sampled for LinearCrossEntropyGrad {
     fn samples() -> Vec<Sample> {
-        let sample_with = |terms, dx, dw| {
+        let sample_with = |terms, dx, dw, targets: [i32; 9]| {
             let loss = LinearCrossEntropy { chunk_tokens: 4, z_loss: 1e-2, terms };
-            let inputs = sample_inputs(9, 17, &[16, IGNORED, 0, 5, 5, IGNORED, 2, 8, 1]);
-            Sample::plain(LinearCrossEntropyGrad { loss, dx, dw }, inputs)
+            Sample::plain(LinearCrossEntropyGrad { loss, dx, dw }, sample_inputs(9, 17, &targets))
         };
-        let sample = |dx, dw| sample_with(Terms::None, dx, dw);
+        let most = [16, IGNORED, 0, 5, 5, IGNORED, 2, 8, 1];
+        let sample = |dx, dw| sample_with(Terms::None, dx, dw, most);
+        // So few that a GPU gathers their rows.
+        let mut few = [IGNORED; 9];
+        (few[2], few[7]) = (5, 16);
         // Rows so wide that the GPU kernel loops over them several times, the last time not fully.
         let wide = LinearCrossEntropyGrad {
             loss: LinearCrossEntropy { chunk_tokens: 2, z_loss: 1e-3, terms: Terms::None },
@@ -60,8 +63,8 @@ impl Sampled for LinearCrossEntropyGrad {
             sample(true, Some(DType::F32)),
             sample(true, None),
             sample(false, Some(DType::F32)),
-            sample_with(Terms::Losses, true, Some(DType::F32)),
-            sample_with(Terms::Losses, false, Some(DType::F32)),
+            sample_with(Terms::Losses, true, Some(DType::F32), few),
+            sample_with(Terms::Losses, false, Some(DType::F32), most),
             Sample::plain(wide, wide_inputs),
         ]
     }

@@ -6,6 +6,7 @@
 mod common;
 mod lanes;
 mod ranks;
+mod variants;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::{Arc, RwLock};
@@ -85,12 +86,14 @@ fn main() {
     let gpu = common::gpu();
     let has_gpus = gpu.is_some() && CudaDevice::all().is_ok_and(|gpus| gpus.len() >= 2);
     let has_nccl = has_gpus && Installed::open(Library::Nccl).is_ok();
-    let all: [(&str, Test); 20] = [
+    let all: [(&str, Test); 22] = [
         ("runs_in_flight_keep_their_inputs_and_outputs", lanes::runs_in_flight_keep_their_inputs_and_outputs),
         ("state_changes_between_runs_in_flight", lanes::state_changes_between_runs_in_flight),
         ("programs_are_loaded_beside_runs_in_flight", lanes::programs_are_loaded_beside_runs_in_flight),
         ("lanes_wait_for_each_other", lanes::lanes_wait_for_each_other),
         ("two_lanes_wait_for_each_other", lanes::two_lanes_wait_for_each_other),
+        ("the_head_computes_rows_with_a_target", variants::the_head_computes_rows_with_a_target),
+        ("more_rows_than_needed_change_nothing", variants::more_rows_than_needed_change_nothing),
         ("ranks_exchange_through_the_host", ranks::ranks_exchange_through_the_host),
         ("stages_exchange_through_the_host", ranks::stages_exchange_through_the_host),
         ("stages_exchange_by_copies", ranks::stages_exchange_by_copies),

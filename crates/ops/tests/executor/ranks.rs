@@ -18,8 +18,8 @@ use xtrain_ops::registry::cuda_kernels;
 use xtrain_program::{Parallel, Program, Role, Stage, StateKind, Tracer};
 use xtrain_rank::Rank;
 use xtrain_runtime::{
-    Checks, CudaEngine, Engine, EngineError, MessagePair, NcclGroups, Part, ProgramId, Ticket, Turn,
-    groups_of_run, message_pairs,
+    Checks, CudaEngine, Engine, EngineError, MessagePair, MicroSlot, NcclGroups, Part, ProgramId, Ticket,
+    Turn, groups_of_run, message_pairs,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -266,7 +266,7 @@ fn stage(stage: usize, stages: usize, elements: usize) -> Result<Program, Failed
     let all = tracer.site("all").emit(gather, &[state])?[0];
     tracer.output("all", all);
     let mut program = tracer.finish();
-    program.slots = stages - stage;
+    program.slots = vec![stages - stage];
     Ok(program)
 }
 
@@ -280,16 +280,17 @@ fn run_stage(
 ) -> Result<Ticket, EngineError> {
     let (slots, micro_steps) = (stages - stage, values.len());
     let mut backwards = 0..micro_steps;
+    let slot = |n: usize| MicroSlot { chunk: 0, number: n % slots };
     for (n, &value) in values.iter().enumerate() {
         if stage == 0 {
             engine.write_input(id, "in", &filled(value, elements))?;
         }
-        engine.run(id, Part::Forward(Turn::of(n, micro_steps), n % slots))?;
+        engine.run(id, Part::Forward(Turn::of(n, micro_steps), slot(n)))?;
         let done = if n + 1 == micro_steps { micro_steps } else { (n + 2).saturating_sub(slots) };
         while backwards.start < done
             && let Some(n) = backwards.next()
         {
-            engine.run(id, Part::Backward(Turn::of(n, micro_steps), n % slots))?;
+            engine.run(id, Part::Backward(Turn::of(n, micro_steps), slot(n)))?;
         }
     }
     engine.run(id, Part::Update)?;

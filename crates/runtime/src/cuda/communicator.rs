@@ -5,7 +5,7 @@ use super::loaded::Loaded;
 use super::watchdog::Watchdog;
 use crate::collective::sending;
 use crate::error::EngineError;
-use crate::part::{Part, ProgramId};
+use crate::part::{MicroSlot, Part, ProgramId};
 use thiserror::Error;
 use xtrain_cuda::{CudaError, Delay, DeviceSpan, Stream};
 use xtrain_distributed::{CommError, Pace};
@@ -25,6 +25,11 @@ pub(super) trait DeviceCommunicator: Send + Sync {
     /// True if a call does nothing but enqueue work on the stream. Then a graph can contain the work. Parts
     /// of a program whose collectives are not recordable always run op by op.
     fn is_recordable(&self) -> bool;
+
+    /// True if graphs that contain its work are captured by all ranks at the same time.
+    fn is_captured_together(&self) -> bool {
+        false
+    }
 
     /// Allocates what the collectives of `program`, which becomes `id`, need in addition to their operands.
     /// No earlier work is in progress, and `stream` has none.
@@ -70,7 +75,7 @@ pub(super) struct Call<'a> {
     /// The index of the instance.
     pub(super) instance: usize,
     /// The slot of the part that runs it.
-    pub(super) slot: usize,
+    pub(super) slot: MicroSlot,
     pub(super) collective: Collective,
     pub(super) groups: Groups,
     pub(super) input: DeviceSpan<'a>,

@@ -5,8 +5,9 @@ use super::arena::{Arena, ArenaSpan};
 use super::lanes::LaneEvents;
 use super::marks::Marks;
 use super::ring::{Inputs, PendingOutputs as OutputRing};
+use super::variants::{Chosen, Varying};
 use crate::error::EngineError;
-use crate::part::Part;
+use crate::part::{MicroSlot, Part};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,8 +24,8 @@ pub(super) struct Loaded {
     pub(super) spans: Vec<Option<ArenaSpan>>,
     /// For each value, true if it is in slots: its span is that in the first.
     pub(super) is_in_slots: Vec<bool>,
-    /// Bytes of a slot.
-    pub(super) slot_bytes: usize,
+    /// Bytes of a slot of each chunk.
+    pub(super) slot_bytes: Vec<usize>,
     /// True once the collectives are prepared.
     pub(super) is_connected: bool,
     /// The workspace of each instance.
@@ -32,9 +33,12 @@ pub(super) struct Loaded {
     /// The work of each instance by slot; none for collectives. A micro-step's instance has one for the first
     /// micro-step and one for the others, if they differ.
     pub(super) works: Vec<Vec<[Option<Work>; 2]>>,
-    pub(super) graphs: HashMap<Part, Recording>,
-    /// Graphs with events around each op, by part and by the repeats of each op.
-    pub(super) timed: HashMap<(Part, usize), (GraphExec, Marks)>,
+    /// The instances whose work varies with an input.
+    pub(super) varying: Vec<Varying>,
+    /// The parts that ran, each with its graphs by the variants that they run: at first none.
+    pub(super) graphs: HashMap<Part, HashMap<Chosen, GraphExec>>,
+    /// Graphs with events around each op, by part, variants, and the repeats of each op.
+    pub(super) timed: HashMap<(Part, Chosen, usize), (GraphExec, Marks)>,
     /// The events between lanes, if there are several.
     pub(super) lanes: Option<LaneEvents>,
     /// The inputs on the GPU, and their staging buffers.
@@ -47,14 +51,6 @@ pub(super) struct Loaded {
     pub(super) output_places: Arc<Vec<(Arc<str>, Range<usize>)>>,
     /// The type and the place of each input in the inputs' span, by name.
     pub(super) input_places: HashMap<Arc<str>, (TensorType, Range<usize>)>,
-}
-
-/// The state of the graph of a part.
-pub(super) enum Recording {
-    /// The part ran once, op by op.
-    RanOnce,
-    /// The part is recorded.
-    Recorded(GraphExec),
 }
 
 impl Loaded {
@@ -83,32 +79,43 @@ impl Loaded {
 
     /// True if `part` is recorded as a graph by now.
     pub(super) fn is_recorded(&self, part: Part) -> bool {
-        matches!(self.graphs.get(&part), Some(Recording::Recorded(_)))
+        self.graphs.get(&part).is_some_and(|graphs| !graphs.is_empty())
+    }
+
+    /// Adds the graph of a part with these variants.
+    pub(super) fn add_graph(&mut self, part: Part, chosen: Chosen, graph: GraphExec) {
+        self.graphs.entry(part).or_default().insert(chosen, graph);
+    }
+
+    /// The graph of a part with these variants, which was added.
+    pub(super) fn graph(&mut self, part: Part, chosen: &Chosen) -> &mut GraphExec {
+        let graph = self.graphs.get_mut(&part).and_then(|graphs| graphs.get_mut(chosen));
+        graph.expect("it was added")
     }
 
     /// The span of a value in a part that uses this slot.
-    pub(super) fn span(&self, value: ValueId, slot: usize) -> ArenaSpan {
+    pub(super) fn span(&self, value: ValueId, slot: MicroSlot) -> ArenaSpan {
         let span = self.spans[value.0 as usize].expect("every operand is planned");
-        span.part(slot * self.slot_stride(value), span.bytes)
+        span.part(slot.number * self.slot_stride(value, slot.chunk), span.bytes)
     }
 
-    /// Bytes between the places of a value in a slot and in the next; 0 if it is in no slots.
-    pub(super) fn slot_stride(&self, value: ValueId) -> usize {
-        if self.is_in_slots[value.0 as usize] { self.slot_bytes } else { 0 }
+    /// Bytes between the places of a value of a chunk in a slot and in the next; 0 if it is in no slots.
+    pub(super) fn slot_stride(&self, value: ValueId, chunk: usize) -> usize {
+        if self.is_in_slots[value.0 as usize] { self.slot_bytes[chunk] } else { 0 }
     }
 
     /// The indices of an instance's work in a part that uses this slot: 0 if it has no operand in slots; and
     /// 1 if it adds to outputs that the first micro-step overwrites.
-    pub(super) fn variant(&self, index: usize, slot: usize, first: bool) -> (usize, usize) {
+    pub(super) fn variant(&self, index: usize, slot: MicroSlot, first: bool) -> (usize, usize) {
         let instance = &self.program.instances[index];
         let mut operands = instance.inputs.iter().copied().chain(instance.outputs.iter().map(|o| o.value));
-        let slot = if operands.any(|v| self.is_in_slots[v.0 as usize]) { slot } else { 0 };
+        let slot = if operands.any(|v| self.is_in_slots[v.0 as usize]) { slot.number } else { 0 };
         let differs = |o: &Output| o.mode.accumulates(false) != o.mode.accumulates(true);
         (slot, usize::from(!first && instance.outputs.iter().any(differs)))
     }
 
     /// The work of an instance.
-    pub(super) fn work(&mut self, index: usize, slot: usize, first: bool) -> &mut Option<Work> {
+    pub(super) fn work(&mut self, index: usize, slot: MicroSlot, first: bool) -> &mut Option<Work> {
         let (slot, variant) = self.variant(index, slot, first);
         &mut self.works[index][slot][variant]
     }
@@ -117,7 +124,7 @@ impl Loaded {
     pub(super) fn copy_in_place_inputs(
         &self,
         index: usize,
-        slot: usize,
+        slot: MicroSlot,
         arena: &Arena,
         stream: &Stream,
     ) -> Result<(), CudaError> {
@@ -148,7 +155,7 @@ pub(super) fn prepare(
     gpu: &Gpu,
     arena: &Arena,
     loaded: &Loaded,
-    (index, slot): (usize, usize),
+    (index, slot): (usize, MicroSlot),
     first: bool,
 ) -> Result<Work, EngineError> {
     let instance = &loaded.program.instances[index];

@@ -22,20 +22,21 @@ mod ring;
 mod staging;
 mod stopwatch;
 mod thread_pool;
+mod variants;
 mod watchdog;
 
 use crate::checks::{Checks, check_finite, is_overwritten};
 use crate::collective;
 use crate::engine::{Engine, Outputs, Promise, Ticket};
 use crate::error::{EngineError, ensure_length};
-use crate::part::{Part, ProgramId, Turn};
+use crate::part::{MicroSlot, Part, ProgramId, Turn};
 use crate::state::StateEntry;
 use crate::timing::{Timed, TimedWork, Timing};
 use arena::{Arena, ArenaSpan};
 use communicator::{Call, Copies, DeviceCommError, DeviceCommunicator};
 use host_staged::HostStaged;
 use lanes::{LaneEvents, Streams};
-use loaded::{Loaded, Recording, find, prepare};
+use loaded::{Loaded, find, prepare};
 use marks::Marks;
 use nccl::Nccl;
 pub use nccl::{NcclGroups, groups_of_run};
@@ -50,6 +51,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use stopwatch::Stopwatch;
 use thread_pool::map_parallel;
+use variants::{Chosen, varying};
 use xtrain_cuda::{CudaError, CudaKernel, Delay, Event, Gpu, Graph, Stream, Work, exclude_capture, nvtx};
 use xtrain_distributed::{CommError, Communicator, Pace};
 use xtrain_program::order;
@@ -187,34 +189,41 @@ impl CudaEngine {
 
     /// Enqueues a part, or waits for it if its ops are timed.
     fn launch_part(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
+        let chosen = self.chosen(id, part);
         if let Timing::Ops { repeats } = self.watch.timing() {
-            return self.run_ops(id, part, repeats);
+            return self.run_ops(id, part, chosen, repeats);
         }
         let begin = self.watch.begin(self.streams.compute())?;
-        let records = self.records(id, part);
-        if records && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::RanOnce)) {
-            let graph = Graph::record(self.streams.compute(), || {
-                self.enqueue_part(id, part, &EnqueueMode::plain(true))
-            })?;
-            self.programs[id.0].graphs.insert(part, Recording::Recorded(graph.instantiate()?));
+        let is_graph = self.records(id, part) && self.programs[id.0].graphs.contains_key(&part);
+        if is_graph {
+            if !self.programs[id.0].graphs[&part].contains_key(&chosen) {
+                let graph = Graph::record(self.streams.compute(), || {
+                    self.enqueue_part(id, part, &EnqueueMode::plain(&chosen, true))
+                })?;
+                self.programs[id.0].add_graph(part, chosen.clone(), graph.instantiate()?);
+            }
+            self.programs[id.0].graph(part, &chosen).launch(self.streams.compute())?;
+        } else {
+            let started = Instant::now();
+            self.enqueue_part(id, part, &EnqueueMode::plain(&chosen, false))?;
+            tracing::debug!("{part:?} enqueued op by op in {:.3} s", started.elapsed().as_secs_f64());
+            self.programs[id.0].graphs.entry(part).or_default();
         }
-        let is_graph = match self.programs[id.0].graphs.get_mut(&part) {
-            Some(Recording::Recorded(graph)) if records => {
-                graph.launch(self.streams.compute())?;
-                true
-            }
-            _ => {
-                let started = Instant::now();
-                self.enqueue_part(id, part, &EnqueueMode::plain(false))?;
-                tracing::debug!("{part:?} enqueued op by op in {:.3} s", started.elapsed().as_secs_f64());
-                self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
-                false
-            }
-        };
         if let Some(watchdog) = self.communicator.watchdog() {
             watchdog.enqueued(id, part, is_graph, self.streams.compute())?;
         }
         Ok(self.watch.end(begin, id, TimedWork::Part(part), self.streams.compute())?)
+    }
+
+    /// The variants of a part's work for the staged inputs.
+    fn chosen(&mut self, id: ProgramId, part: Part) -> Chosen {
+        let loaded = &mut self.programs[id.0];
+        // Each rank would capture a graph for other variants when it first needs them.
+        if self.communicator.is_captured_together() && loaded.has_collective(part) {
+            return Chosen::default();
+        }
+        let Loaded { program, varying, inputs, .. } = loaded;
+        Chosen::of_inputs(program, part, varying, inputs.staged(), &self.kernels)
     }
 
     /// Sets the checks of the runs that follow. With any check, ops run one by one instead of as a graph.
@@ -321,11 +330,12 @@ impl CudaEngine {
         loaded.copy_in_place_inputs(index, part.slot(), &self.arena, stream)?;
         let (slot, variant) = loaded.variant(index, part.slot(), first);
         let work = loaded.works[index][slot][variant].as_ref().expect("prepared before");
-        Ok((0..mode.repeats).try_for_each(|_| work.enqueue(stream))?)
+        let of_inputs = mode.chosen.of(index);
+        Ok((0..mode.repeats).try_for_each(|_| work.enqueue_variant(of_inputs, stream))?)
     }
 
     /// The collective of an instance, if it is one.
-    fn call(&self, id: ProgramId, index: usize, slot: usize) -> Option<Call<'_>> {
+    fn call(&self, id: ProgramId, index: usize, slot: MicroSlot) -> Option<Call<'_>> {
         let loaded = &self.programs[id.0];
         let instance = &loaded.program.instances[index];
         let (collective, groups) = instance.code.op().collective()?;
@@ -339,7 +349,12 @@ impl CudaEngine {
     }
 
     /// Makes the checks that follow an instance.
-    fn check_outputs(&self, loaded: &Loaded, instance: &Instance, slot: usize) -> Result<(), EngineError> {
+    fn check_outputs(
+        &self,
+        loaded: &Loaded,
+        instance: &Instance,
+        slot: MicroSlot,
+    ) -> Result<(), EngineError> {
         if self.checks == Checks::default() {
             return Ok(());
         }
@@ -365,7 +380,13 @@ impl CudaEngine {
 
     /// Runs `part` and times each op. Where the part may be captured by now, it runs as a graph with events
     /// in it, so that the host's speed does not count.
-    fn run_ops(&mut self, id: ProgramId, part: Part, repeats: usize) -> Result<(), EngineError> {
+    fn run_ops(
+        &mut self,
+        id: ProgramId,
+        part: Part,
+        chosen: Chosen,
+        repeats: usize,
+    ) -> Result<(), EngineError> {
         let marks = || {
             let loaded = &self.programs[id.0];
             let runs = loaded.runs(part, self.communicator.is_recordable());
@@ -373,26 +394,25 @@ impl CudaEngine {
         };
         if !self.records(id, part) || !self.programs[id.0].graphs.contains_key(&part) {
             let marks = marks()?;
-            let mode = EnqueueMode { recording: false, repeats, marks: Some(&marks) };
+            let mode = EnqueueMode { recording: false, chosen: &chosen, repeats, marks: Some(&marks) };
             self.enqueue_part(id, part, &mode)?;
-            self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
+            self.programs[id.0].graphs.entry(part).or_default();
             self.streams.compute().synchronize()?;
             return Ok(self.watch.ops(id, part, &marks)?);
         }
-        if !self.programs[id.0].timed.contains_key(&(part, repeats)) {
+        let key = (part, chosen, repeats);
+        if !self.programs[id.0].timed.contains_key(&key) {
             let marks = marks()?;
-            let mode = EnqueueMode { recording: true, repeats, marks: Some(&marks) };
+            let mode = EnqueueMode { recording: true, chosen: &key.1, repeats, marks: Some(&marks) };
             let record = || self.enqueue_part(id, part, &mode);
             let graph = Graph::record(self.streams.compute(), record)?.instantiate()?;
-            self.programs[id.0].timed.insert((part, repeats), (graph, marks));
+            self.programs[id.0].timed.insert(key.clone(), (graph, marks));
         }
         let loaded = &mut self.programs[id.0];
-        let Some((graph, _)) = loaded.timed.get_mut(&(part, repeats)) else {
-            unreachable!("it is there now")
-        };
+        let Some((graph, _)) = loaded.timed.get_mut(&key) else { unreachable!("it is there now") };
         graph.launch(self.streams.compute())?;
         self.streams.compute().synchronize()?;
-        Ok(self.watch.ops(id, part, &loaded.timed[&(part, repeats)].1)?)
+        Ok(self.watch.ops(id, part, &loaded.timed[&key].1)?)
     }
 
     /// Poisons the outputs that an instance must overwrite, the padding after each output, and the workspace.
@@ -413,7 +433,12 @@ impl CudaEngine {
     }
 
     /// Fails if an instance has written to the poisoned padding after an output.
-    fn check_padding(&self, loaded: &Loaded, instance: &Instance, slot: usize) -> Result<(), EngineError> {
+    fn check_padding(
+        &self,
+        loaded: &Loaded,
+        instance: &Instance,
+        slot: MicroSlot,
+    ) -> Result<(), EngineError> {
         let stream = self.streams.get(instance.lane);
         for (output, o) in instance.outputs.iter().enumerate() {
             let Some(padding) = loaded.span(o.value, slot).padding() else { continue };
@@ -431,25 +456,27 @@ impl CudaEngine {
     }
 }
 
-/// The places for the works of an instance in a program with so many slots.
-fn empty_works(slots: usize) -> Vec<[Option<Work>; 2]> {
-    (0..slots.max(1)).map(|_| [None, None]).collect()
+/// The places for the works of an instance, of whose chunk there are so many slots.
+fn empty_works(slots: Option<usize>) -> Vec<[Option<Work>; 2]> {
+    (0..slots.unwrap_or(1)).map(|_| [None, None]).collect()
 }
 
 /// The mode in which the instances of a part are enqueued.
 struct EnqueueMode<'a> {
     /// True while a graph is captured.
     recording: bool,
+    /// The variants of the ops whose work varies.
+    chosen: &'a Chosen,
     /// Runs of each op.
     repeats: usize,
     /// The events around the ops, if they are timed.
     marks: Option<&'a Marks>,
 }
 
-impl EnqueueMode<'_> {
+impl<'a> EnqueueMode<'a> {
     /// The mode without repeats and events.
-    fn plain(recording: bool) -> Self {
-        EnqueueMode { recording, repeats: 1, marks: None }
+    fn plain(chosen: &'a Chosen, recording: bool) -> Self {
+        EnqueueMode { recording, chosen, repeats: 1, marks: None }
     }
 }
 
@@ -495,8 +522,10 @@ impl Engine for CudaEngine {
             let at = plan.location(id);
             at.offset - base..at.offset - base + at.bytes
         };
-        let input_places =
+        let input_places: HashMap<Arc<str>, _> =
             program.inputs().map(|(name, id)| (name, (program.ty(id), range_of(id, 0)))).collect();
+        let staged = |name: &str| input_places.get(name).map(|(_, range)| range.clone());
+        let varying = varying(&program, &self.kernels, staged);
         let output_places =
             Arc::new(program.outputs().map(|(name, id)| (name, range_of(id, plan.input_bytes))).collect());
         let loaded = Loaded {
@@ -506,9 +535,14 @@ impl Engine for CudaEngine {
             outputs: OutputRing::new(context, output_bytes)?,
             output_places,
             input_places,
-            works: program.instances.iter().map(|_| empty_works(program.slots)).collect(),
+            works: program
+                .instances
+                .iter()
+                .map(|i| empty_works(program.slots.get(i.chunk).copied()))
+                .collect(),
             is_in_slots,
             slot_bytes: plan.slot_bytes,
+            varying,
             graphs: HashMap::new(),
             timed: HashMap::new(),
             spans,
@@ -520,8 +554,10 @@ impl Engine for CudaEngine {
         };
         self.programs.push(loaded);
         // Prepares all parts now: timing algorithms overwrites values that later parts read.
-        let slots = self.programs[id.0].program.slots;
-        let of_slots = (1..slots).flat_map(|slot| [Turn::First, Turn::Next].map(|turn| (turn, slot)));
+        let of_chunks = self.programs[id.0].program.slots.clone().into_iter().enumerate();
+        let slots =
+            of_chunks.flat_map(|(chunk, slots)| (1..slots).map(move |number| MicroSlot { chunk, number }));
+        let of_slots = slots.flat_map(|slot| [Turn::First, Turn::Next].map(|turn| (turn, slot)));
         let of_slots =
             of_slots.flat_map(|(turn, slot)| [Part::Forward(turn, slot), Part::Backward(turn, slot)]);
         let mut parts = [Part::Whole, Part::Next].into_iter().chain(of_slots);

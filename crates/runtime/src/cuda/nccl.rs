@@ -132,6 +132,11 @@ impl DeviceCommunicator for Nccl {
         true
     }
 
+    /// NCCL registers buffers of all ranks while they capture.
+    fn is_captured_together(&self) -> bool {
+        true
+    }
+
     fn reserve(&mut self, id: ProgramId, program: &Program, stream: &Stream) -> Result<(), CudaError> {
         self.watchdog.reserve(id, program, stream)
     }

@@ -112,7 +112,7 @@ impl NcclMessages {
         context: &Context,
     ) -> Result<(), CudaError> {
         let program = &loaded.program;
-        for (index, instance) in program.instances.iter().enumerate().filter(|_| program.slots > 0) {
+        for (index, instance) in program.instances.iter().enumerate().filter(|_| !program.slots.is_empty()) {
             let Some((collective, groups)) = instance.code.op().collective() else { continue };
             let operand = match collective {
                 Collective::Send { .. } => instance.inputs[0],

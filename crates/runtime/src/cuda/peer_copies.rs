@@ -38,7 +38,7 @@ use super::loaded::Loaded;
 use super::peer_memory::PeerMemory;
 use super::peer_places::{self, OwnCollective, PeerPlace, Queue};
 use super::watchdog::{PeerLink, Watchdog};
-use crate::part::ProgramId;
+use crate::part::{MicroSlot, ProgramId};
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_cuda::{
@@ -152,8 +152,8 @@ impl PeerCopies {
     }
 
     /// The bytes at `place` in the memory of another rank, in a part that uses this slot.
-    fn span(&self, place: &PeerPlace, slot: usize, first: usize, bytes: usize) -> DeviceSpan<'_> {
-        let first = place.offset + slot * place.stride + first;
+    fn span(&self, place: &PeerPlace, slot: MicroSlot, first: usize, bytes: usize) -> DeviceSpan<'_> {
+        let first = place.offset + slot.number * place.stride + first;
         self.memory.chunk(place.rank, place.chunk).span(first..first + bytes)
     }
 

@@ -8,6 +8,7 @@
 use super::arena::ArenaSpan;
 use super::loaded::Loaded;
 use super::peer_memory::gather;
+use crate::part::MicroSlot;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use xtrain_distributed::{CommError, Communicator};
@@ -96,6 +97,7 @@ pub(super) fn collectives_of(loaded: &Loaded, rank: usize) -> Vec<OwnCollective>
         let (input, output) = (instance.inputs.first(), instance.outputs.first().map(|o| o.value));
         let bytes = |value: Option<ValueId>| value.map_or(0, |value| program.ty(value).bytes());
         let queue = Queue::from_collective(collective, groups, rank);
+        let slot = MicroSlot { chunk: instance.chunk, number: 0 };
         let count = counts.entry(queue).or_default();
         *count += 1;
         Some(OwnCollective {
@@ -105,7 +107,7 @@ pub(super) fn collectives_of(loaded: &Loaded, rank: usize) -> Vec<OwnCollective>
             queue,
             number: *count - 1,
             bytes: [bytes(input.copied()), bytes(output)],
-            output: output.map(|value| (loaded.span(value, 0), loaded.slot_stride(value))),
+            output: output.map(|value| (loaded.span(value, slot), loaded.slot_stride(value, slot.chunk))),
         })
     });
     own.collect()

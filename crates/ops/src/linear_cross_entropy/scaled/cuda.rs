@@ -1,7 +1,8 @@
 //! [`ScaledLinearCrossEntropy`] on a GPU: for each chunk it launches the kernels of the casts, the GEMMs and
 //! the rows.
 
-use super::super::cuda::{Chunks, terms_of};
+use super::super::chunks::Chunks;
+use super::super::cuda::terms_of;
 use super::{ChunkCast, ScaledLinearCrossEntropy, SplitInputs};
 use std::ops::Range;
 use xtrain_cuda::{CudaError, CudaKernel, CudaOutput, CudaTensor, Gemm, Gpu, Operands, Work};
@@ -87,7 +88,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         };
         let mut works = Vec::new();
         for tokens in self.chunks(t) {
-            let c = tokens.len();
+            let (c, rows) = (tokens.len(), chunks.of_tokens(&tokens));
             let [x_cast, dlogits_cast] = self.chunk_casts(&types, c);
             let x_cd = rows_of(*x_td, &tokens);
             let logits = CudaTensor { ty: TensorType::new(dtype, [c, v]), place: logits_cv.place };
@@ -103,9 +104,9 @@ impl CudaKernel for ScaledLinearCrossEntropy {
             let written = CudaOutput { ty: logits.ty, place: logits.place, accumulate: false };
             match scaled(LinearGemm::Fprop, written, row_major(&x_casts), w_logits) {
                 Some(work) => works.push(work?),
-                None => chunks.logits(&tokens, &w_logits[0], &mut works)?,
+                None => chunks.logits(&rows, &w_logits[0], &mut works)?,
             }
-            works.push(chunks.rows(&tokens)?);
+            works.push(chunks.rows(&rows)?);
             let dlogits_casts = prepare_cast(
                 gpu,
                 dlogits_cast,
@@ -120,18 +121,18 @@ impl CudaKernel for ScaledLinearCrossEntropy {
                 let dx_cd = CudaOutput { ty, place, accumulate: false };
                 match scaled(LinearGemm::Dgrad, dx_cd, row_major(&dlogits_casts), w_dx) {
                     Some(work) => works.push(work?),
-                    None => chunks.dx(&tokens, &w_dx[0], dx, &mut works)?,
+                    None => chunks.dx(&rows, &w_dx[0], place, &mut works)?,
                 }
             }
             if let Some(dw) = &mut dw_vd {
                 match scaled(LinearGemm::Wgrad, *dw, transposed(&dlogits_casts), transposed(&x_casts)) {
                     Some(work) => works.push(work?),
-                    None => chunks.dw(&tokens, *dw, dw.accumulate, &mut works)?,
+                    None => chunks.dw(&rows, *dw, dw.accumulate, &mut works)?,
                 }
                 dw.accumulate = true;
             }
         }
-        works.push(chunks.sum(operands.outputs)?);
+        works.push(chunks.sum(operands.outputs, None)?);
         Ok(Work::sequence(works))
     }
 }

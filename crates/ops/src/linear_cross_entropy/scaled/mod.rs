@@ -275,5 +275,5 @@ impl Op for ScaledLinearCrossEntropy {
 
 impl OnGpu for ScaledLinearCrossEntropy {
     const SOURCES: &'static [KernelSource] =
-        &[Gemm::FALLBACK_SOURCE, Gemm::BLOCK_SCALED_SOURCE, super::cuda::SOURCE];
+        &[Gemm::FALLBACK_SOURCE, Gemm::BLOCK_SCALED_SOURCE, super::chunks::SOURCE];
 }

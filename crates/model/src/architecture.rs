@@ -1,8 +1,9 @@
 //! A model without its weights: its widths, its layers, and the sizes that follow from them.
 
 use crate::layer::{HEAD, is_positive_f32};
-use crate::{Family, FeedForward, Layer, LinearSpec, Mixer, ModelError, Norm};
+use crate::{Adapter, Family, FeedForward, Layer, LinearSpec, Mixer, ModelError, Norm};
 use std::fmt;
+use xtrain_program::Parallel;
 
 /// Everything that determines a model but its weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +25,8 @@ pub struct Architecture {
     pub norm: Norm,
     /// The head reads the embedding's weights.
     pub tie_embeddings: bool,
+    /// The adapters that are trained in place of the model; None if it is trained itself.
+    pub adapter: Option<Adapter>,
 }
 
 impl Architecture {
@@ -125,9 +128,14 @@ impl Architecture {
         extents
     }
 
-    /// The parts in which each block is computed on all meshes alike
-    /// ([`AnyMesh`](xtrain_program::Reduce::AnyMesh)): the most, at most 8, that divide what the ranks of a
-    /// tensor group divide.
+    /// The parts in which ranks compute each block: as many as there are tensor ranks or, for equal bits on
+    /// all meshes ([`AnyMesh`](xtrain_program::Reduce::AnyMesh)), [`Architecture::mesh_parts`].
+    pub fn parts(&self, parallel: &Parallel) -> usize {
+        if parallel.reduce.is_any_mesh() { self.mesh_parts() } else { parallel.tensor }
+    }
+
+    /// The parts in which each block is computed on all meshes alike: the most, at most 8, that divide what
+    /// the ranks of a tensor group divide.
     pub fn mesh_parts(&self) -> usize {
         let extents = self.tensor_extents();
         let divides = |n: &usize| extents.iter().all(|(extent, _)| extent.is_multiple_of(*n));

@@ -11,6 +11,7 @@ mod declare;
 mod experts;
 
 use self::declare::Parameters;
+use crate::adapter::{DOWN, UP};
 use crate::layer::HEAD;
 use crate::parameters::{in_block, names};
 use crate::{
@@ -24,9 +25,11 @@ use xtrain_ops::dropout::Dropout;
 use xtrain_ops::embedding::{Embedding, EmbeddingGrad};
 use xtrain_ops::linear::{Linear, UnroundedLinear};
 use xtrain_ops::linear_cross_entropy::{LinearCrossEntropy, Terms};
+use xtrain_ops::lora::LoraAdd;
 use xtrain_ops::pack_sums::PackSums;
 use xtrain_ops::qk_norm_rope::{QkNormRope, RopeScaling, rotation_table};
 use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm};
+use xtrain_ops::scale::Scale;
 use xtrain_ops::sequence::{GatherSequence, scatter};
 use xtrain_ops::swiglu::Swiglu;
 use xtrain_ops::token_logprobs::TokenLogprobs;
@@ -75,6 +78,16 @@ impl Context {
     const fn ranks(self) -> ModelRanks {
         match self {
             Context::Sequence { ranks, .. } | Context::Cache { ranks, .. } => ranks,
+        }
+    }
+
+    /// This context, of what a rank of `ranks` computes.
+    pub const fn with_ranks(self, ranks: ModelRanks) -> Context {
+        match self {
+            Context::Sequence { document_mask, deterministic, .. } => {
+                Context::Sequence { document_mask, deterministic, ranks }
+            }
+            Context::Cache { capacity, .. } => Context::Cache { capacity, ranks },
         }
     }
 
@@ -152,6 +165,11 @@ pub mod io {
     /// `f32[n, 2]`: further sums, as [`SumsOf`](super::SumsOf) says; with counts of matches,
     /// `f32[sources, 3]`.
     pub const SUMS: &str = "sums";
+
+    /// [`SUMS`], or the figures of the routers in a chunk before the last of its stage.
+    pub fn sums(earlier_chunk: Option<usize>) -> String {
+        earlier_chunk.map_or_else(|| SUMS.to_owned(), |chunk| format!("{SUMS}.{chunk}"))
+    }
     /// `[n, v]`: the logits of these rows.
     pub const LOGITS: &str = "logits";
 
@@ -253,8 +271,8 @@ impl SumsOf {
 /// Traces the model up to its loss. The outputs are [`io::OBJECTIVE`] and [`io::LOSS`], with sources or
 /// losses of routers [`io::SUMS`], and with the latter an [`io::router_objective`] for each block with
 /// experts. The objectives are the values to differentiate. `dropout` is the share of activations dropped
-/// after the embedding and after each half-block. `fixed_routing` is a fixed routing for benchmarks. Routers
-/// still run; their choice is not used.
+/// after the embedding and after each half-block in training; `None` in evaluation. `fixed_routing` is a
+/// fixed routing for benchmarks. Routers still run; their choice is not used.
 ///
 /// A stage of a pipeline has the objectives of its own parts of the model, and zeros in place of the other
 /// sums. One before the last has [`io::NEXT_STREAM`] in place of objective and loss.
@@ -264,11 +282,12 @@ pub fn trace_loss(
     batch: Batch,
     context: Context,
     loss: Loss,
-    dropout: f32,
+    dropout: Option<f32>,
     fixed_routing: Option<FixedRouting>,
 ) -> Result<(), TraceError> {
-    let mut trace = Trace::new(model, batch, context, dropout);
+    let mut trace = Trace::new(model, batch, context, dropout.unwrap_or(0.0));
     trace.is_loss = true;
+    trace.trains = dropout.is_some();
     trace.balancing = loss.balancing;
     trace.fixed_routing = fixed_routing;
     let hidden_td = trace.hidden(t)?;
@@ -279,13 +298,17 @@ pub fn trace_loss(
             (loss.sources > 0).then(|| zeros(t, &[loss.sources, if loss.counts_matches { 3 } else { 2 }]))
         }
     };
-    let sums: Vec<ValueId> = of_sources.into_iter().chain(trace.router_sums).collect();
+    let of_routers = trace.router_sums;
+    let earlier_chunk = context.stage().earlier_chunk();
+    let is_needed = earlier_chunk.is_none() || !of_routers.is_empty();
+    let sums: Vec<ValueId> = of_sources.into_iter().chain(of_routers).filter(|_| is_needed).collect();
+    let name = io::sums(earlier_chunk);
     match (&sums[..], of_sources) {
         ([], _) => {}
-        (&[only], Some(_)) if context.stage().is_last() => t.output(io::SUMS, only),
+        (&[only], Some(_)) if context.stage().is_last() => t.output(&name, only),
         (all, _) => {
             let packed = t.site("sums").emit(PackSums, all)?[0];
-            t.output(io::SUMS, packed);
+            t.output(&name, packed);
         }
     }
     Ok(())
@@ -382,6 +405,8 @@ struct Trace<'a> {
     block: Option<usize>,
     /// True if the trace ends with the loss, of a batch whose last tokens may be padding.
     is_loss: bool,
+    /// True if it is that of training.
+    trains: bool,
     /// The balancing of experts, if losses of routers are computed.
     balancing: Option<Balancing>,
     /// A routing in place of the routers' choices.
@@ -400,6 +425,7 @@ impl<'a> Trace<'a> {
             dropout,
             block: None,
             is_loss: false,
+            trains: false,
             balancing: None,
             fixed_routing: None,
             router_sums: Vec::new(),
@@ -559,7 +585,26 @@ impl<'a> Trace<'a> {
             inputs.push(self.parameter(t, linear.site, "bias"));
         }
         let y = t.apply(Linear, &inputs)?[0];
+        let y = self.adapted(t, x, y, linear)?;
         if cut == Some(CutBy::Columns) { scatter(t, self.context.ranks().tensor, y) } else { Ok(y) }
+    }
+
+    /// The output of a linear layer with what its adapters add.
+    fn adapted(
+        &self,
+        t: &mut Tracer,
+        x: ValueId,
+        y: ValueId,
+        linear: &LinearSpec,
+    ) -> Result<ValueId, TraceError> {
+        let (Some(adapter), Some(block)) = (&self.model.adapter, self.block) else { return Ok(y) };
+        let Some((parts, _)) = adapter.of(block, linear) else { return Ok(y) };
+        let [down, up] = [DOWN, UP].map(|of| format!("{}.{of}", linear.site));
+        let [a, b] = [&down, &up].map(|site| self.parameters.declare(t, &self.name(site)));
+        let x = self.dropped_for_adapter(t, x, block, linear.site)?;
+        let h = t.site(&down).apply(Linear, &[x, a])?[0];
+        let h = t.apply(Scale(adapter.scale()), &[h])?[0];
+        Ok(t.site(&up).apply(LoraAdd(parts), &[y, h, b])?[0])
     }
 
     fn attention(&self, t: &mut Tracer, a: &SelfAttention, x: ValueId) -> Result<ValueId, TraceError> {
@@ -610,6 +655,26 @@ impl<'a> Trace<'a> {
         }
         let rng = t.input(io::RNG, TensorType::new(DType::U32, [4]));
         Ok(t.site("dropout").apply(Dropout { p: self.dropout, site }, &[x, rng])?[0])
+    }
+
+    /// The input of a layer's adapters: in training some of its elements are dropped.
+    fn dropped_for_adapter(
+        &self,
+        t: &mut Tracer,
+        x: ValueId,
+        block: usize,
+        site: &str,
+    ) -> Result<ValueId, TraceError> {
+        let Some(p) = self.model.adapter.as_ref().map(|a| a.dropout).filter(|p| self.trains && *p > 0.0)
+        else {
+            return Ok(x);
+        };
+        // Numbers after those of the other dropouts.
+        let (blocks, sites) = (self.model.layers.len(), self.model.linear_sites());
+        let of_block = sites.iter().position(|of| *of == site).expect("a linear layer of the block");
+        let site = (1 + 2 * blocks + block * sites.len() + of_block) as u32;
+        let rng = t.input(io::RNG, TensorType::new(DType::U32, [4]));
+        Ok(t.site("dropout").apply(Dropout { p, site }, &[x, rng])?[0])
     }
 
     /// The table of rotation angles, as long as positions can get.

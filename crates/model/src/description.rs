@@ -93,6 +93,7 @@ impl Description {
             window: self.window,
             norm: self.family.norm(self.norm_eps),
             tie_embeddings: self.tie_embeddings,
+            adapter: None,
         })
     }
 }

@@ -11,7 +11,7 @@ pub enum ModelError {
     /// A file of a Hugging Face folder that is not supported.
     #[error("{file}: {message}")]
     HuggingFace {
-        /// `config.json` or `generation_config.json`.
+        /// `config.json`, `generation_config.json` or `adapter_config.json`.
         file: &'static str,
         /// The error and its remedy.
         message: String,

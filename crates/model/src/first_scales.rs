@@ -21,14 +21,11 @@ pub fn first_scales(
     tokens: usize,
     wire: bool,
 ) -> Vec<(Arc<str>, f32)> {
-    let is_traced_in_parts = match parallel.reduce.is_any_mesh() {
-        true => model.mesh_parts() > 1,
-        false => parallel.tensor > 1,
-    };
+    let has_parts = model.parts(parallel) > 1;
     let is_fixed = |tensor: &&Delayed| {
         let site = &*tensor.layer.site;
         let of_experts = (wire || parallel.reduce.is_any_world()) && site.starts_with(EXPERTS);
-        of_experts || is_traced_in_parts && is_gathered(model, site, tensor.operand)
+        of_experts || has_parts && is_gathered(model, site, tensor.operand)
     };
     let scale = |tensor: &Delayed| {
         let value = match tensor.operand {

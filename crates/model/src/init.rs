@@ -9,4 +9,6 @@ pub enum Init {
     Zeros,
     /// Normal numbers; the standard deviation as a multiple of the run's `init_std`.
     Normal(f32),
+    /// Numbers that are uniform between minus this one and this one.
+    Uniform(f32),
 }

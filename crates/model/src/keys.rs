@@ -1,19 +1,35 @@
-//! Typed access to the keys of config.json, with errors that name the key.
+//! Typed access to the keys of config.json and adapter_config.json, with errors that name the key.
 
 use crate::ModelError;
 use serde_json::{Map, Value};
 
-/// The keys of config.json, or of a table in it.
+/// The keys of a file, or of a table in it.
 pub(crate) struct Keys<'a> {
     pub(crate) json: &'a Map<String, Value>,
+    file: &'static str,
     /// The key of the table, if it is one.
     pub(crate) table: Option<&'static str>,
 }
 
 impl<'a> Keys<'a> {
-    /// The keys at the top of the file.
-    pub(crate) fn new(file: &'a Map<String, Value>) -> Self {
-        Keys { json: file, table: None }
+    /// The keys at the top of config.json.
+    pub(crate) fn new(json: &'a Map<String, Value>) -> Self {
+        Keys { json, file: CONFIG, table: None }
+    }
+
+    /// The keys of a table of config.json.
+    pub(crate) fn of_table(json: &'a Map<String, Value>, key: &'static str) -> Self {
+        Keys { json, file: CONFIG, table: Some(key) }
+    }
+
+    /// The keys at the top of another file.
+    pub(crate) fn of_file(json: &'a Map<String, Value>, file: &'static str) -> Self {
+        Keys { json, file, table: None }
+    }
+
+    /// An error in the file.
+    pub(crate) fn fail(&self, message: impl Into<String>) -> ModelError {
+        ModelError::HuggingFace { file: self.file, message: message.into() }
     }
 
     /// The key's value, unchanged, null too.
@@ -38,7 +54,7 @@ impl<'a> Keys<'a> {
         must: &str,
         take: impl Fn(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, ModelError> {
-        let wrong = |v: &Value| fail(format!("`{}` is {v}; it must be {must}", self.path(key)));
+        let wrong = |v: &Value| self.fail(format!("`{}` is {v}; it must be {must}", self.path(key)));
         self.get(key).map(|v| take(v).ok_or_else(|| wrong(v))).transpose()
     }
 
@@ -73,7 +89,10 @@ impl<'a> Keys<'a> {
     }
 }
 
+/// The description of a model.
+const CONFIG: &str = "config.json";
+
 /// An error in config.json.
 pub(crate) fn fail(message: impl Into<String>) -> ModelError {
-    ModelError::HuggingFace { file: "config.json", message: message.into() }
+    ModelError::HuggingFace { file: CONFIG, message: message.into() }
 }

@@ -6,6 +6,8 @@
 //! and which part of a matrix multiplies them, is traced, for all ranks alike ([`ModelRanks`]). A model is
 //! data, layer by layer ([`Architecture`]); a [`Family`] is one file of `families/`.
 
+mod adapted;
+mod adapter;
 mod architecture;
 pub mod decoder;
 mod description;
@@ -24,10 +26,14 @@ mod numerics;
 pub mod optimizer;
 mod parameters;
 mod pattern;
+pub mod peft;
+mod pipeline_schedule;
 mod pipeline_stage;
 mod recipe;
 mod static_scales;
 
+pub use adapted::AdaptedLinear;
+pub use adapter::{Adapter, Targets};
 pub use architecture::Architecture;
 pub use description::Description;
 pub use error::ModelError;
@@ -44,6 +50,7 @@ pub use mixture::{BlockSet, Mixture};
 pub use numerics::{Bf16Reason, DelayedScales, Fp8Overrides, Numerics, SlowerLayer};
 pub use parameters::{HfParts, ParameterGroup, ParameterSpec, in_block};
 pub use pattern::GemmPattern;
+pub use pipeline_schedule::StagePass;
 pub use pipeline_stage::{ModelRanks, PipelineStage};
 pub use recipe::Recipe;
 pub use static_scales::{LayerScales, ScalesSource, StaticScales};

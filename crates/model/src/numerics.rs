@@ -1,5 +1,6 @@
 //! The GEMMs of a model that have FP8 operands: the recipe, and a run's overrides of it.
 
+use crate::adapter::is_adapter;
 use crate::layer::{Activation, EXPERTS, HEAD, O_PROJ, ROUTER};
 use crate::{GemmPattern, Recipe, StaticScales};
 use std::fmt;
@@ -84,6 +85,8 @@ pub enum Bf16Reason {
     Head,
     /// It is that of a router.
     Router,
+    /// It is that of an adapter.
+    Adapter,
     /// It is that of experts, and the recipe scales by rows.
     Experts,
     /// The outputs of an expert, which blocks of the weights of all experts would cross.
@@ -96,6 +99,8 @@ pub enum Bf16Reason {
     Size(usize),
     /// FP8 is slower there: the measured share of bf16's speed and the sizes.
     Slower(String),
+    /// It is not computed at all, because nothing that needs its result is trained.
+    NotComputed,
 }
 
 impl Bf16Reason {
@@ -122,9 +127,10 @@ impl Numerics {
         self.operands(LinearGemm::Fprop).is_some_and(|[input, _]| input.scaling == Scaling::Tensor)
     }
 
-    /// The casts of a GEMM's operands that are measured under an FP8 recipe: not those of routers.
+    /// The casts of a GEMM's operands that are measured under an FP8 recipe: not those of routers and
+    /// adapters.
     pub fn measured(&self, origin: &Origin, gemm: LinearGemm) -> Option<[Quantization; 2]> {
-        self.operands(gemm).filter(|_| *origin.site != *ROUTER)
+        self.operands(gemm).filter(|_| *origin.site != *ROUTER && !is_adapter(&origin.site))
     }
 
     /// The FP8 form of a linear layer's GEMM in a model of this many blocks, or the reason why it stays in
@@ -135,6 +141,9 @@ impl Numerics {
         let operands = self.operands(gemm).ok_or(Bf16Reason::Recipe)?;
         if *candidate.origin.site == *ROUTER {
             return Err(Bf16Reason::Router);
+        }
+        if is_adapter(&candidate.origin.site) {
+            return Err(Bf16Reason::Adapter);
         }
         let fp8 = &self.fp8;
         match candidate.origin.block.map(|block| block as usize) {
@@ -224,6 +233,7 @@ impl fmt::Display for Bf16Reason {
             Bf16Reason::Recipe => f.write_str("the recipe has no FP8"),
             Bf16Reason::Head => f.write_str("precision.head = \"bf16\""),
             Bf16Reason::Router => f.write_str("routers are computed in bf16"),
+            Bf16Reason::Adapter => f.write_str("adapters are computed in bf16"),
             Bf16Reason::Experts => f.write_str(
                 "the transposes that dgrad and wgrad read would need a scale for each row and expert",
             ),
@@ -234,6 +244,7 @@ impl fmt::Display for Bf16Reason {
             Bf16Reason::Pattern(pattern) => write!(f, "skipped by {pattern:?}"),
             Bf16Reason::Size(size) => write!(f, "{size} is not a multiple of {}", Bf16Reason::MULTIPLE),
             Bf16Reason::Slower(speed) => write!(f, "FP8 is slower: {speed}"),
+            Bf16Reason::NotComputed => f.write_str("not computed, since no trained weight needs it"),
         }
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! The list is the one place for all of it; tracing declares parameters from it by name.
 
+use crate::adapter::{DOWN, UP};
 use crate::layer::{EXPERT, ROUTER};
-use crate::{Architecture, FeedForward, Init, Layer, LinearSpec, Mixer};
+use crate::{Adapter, Architecture, FeedForward, Init, Layer, LinearSpec, Mixer};
 use std::collections::HashMap;
 use xtrain_program::CutBy;
 use xtrain_tensor::{NamePart, NameWhole};
@@ -21,6 +22,8 @@ pub struct ParameterSpec {
     pub init: Init,
     /// The experts to which its rows belong, in equal runs; `None` if it belongs to every token.
     pub experts: Option<usize>,
+    /// True if it is held as it was loaded: adapters are trained in its place.
+    pub is_frozen: bool,
     /// How ranks of a tensor group cut it; `None` if each computes with the whole.
     pub tensor_cut: Option<CutBy>,
     /// The tensors of a Hugging Face folder that it consists of.
@@ -44,6 +47,11 @@ impl HfParts {
     /// The number of tensors.
     pub fn count(&self) -> usize {
         self.of_expert.len() * self.experts
+    }
+
+    /// Rows of each tensor of one expert, or of all.
+    pub fn of_expert(&self) -> Vec<usize> {
+        self.of_expert.iter().map(|part| part.rows).collect()
     }
 
     /// All of them, in order.
@@ -79,11 +87,25 @@ pub enum ParameterGroup {
     Bias,
     /// The bias on the scores of a router. The balancing of loads moves it, no gradient does.
     RouterBias,
+    /// A or B of the adapters of a linear layer.
+    Adapter,
+}
+
+impl ParameterSpec {
+    /// True if gradients train it.
+    pub fn is_trained(&self) -> bool {
+        !self.is_frozen && self.group.has_gradient()
+    }
+
+    /// True if it is part of an adapter, not of the model.
+    pub fn is_adapter(&self) -> bool {
+        self.group == ParameterGroup::Adapter
+    }
 }
 
 impl ParameterGroup {
-    /// True if gradients train it.
-    pub fn is_trained(self) -> bool {
+    /// True if the loss depends on it by a gradient.
+    pub fn has_gradient(self) -> bool {
         self != ParameterGroup::RouterBias
     }
 }
@@ -114,7 +136,8 @@ impl Architecture {
         all.map(|(name, linear)| (name, [linear.outputs(), linear.inputs])).collect()
     }
 
-    /// All parameters, in the order in which the model uses them.
+    /// All parameters, in the order in which the model uses them. With adapters those of the model are
+    /// frozen.
     pub fn parameters(&self) -> Vec<ParameterSpec> {
         let mut list = List { model: self, parameters: Vec::new() };
         list.matrix(
@@ -133,13 +156,25 @@ impl Architecture {
             let shape = [self.vocab_size, self.dim];
             list.matrix(ParameterGroup::Head, names::HEAD, shape, Init::Normal(1.0), parts);
         }
+        if self.adapter.is_some() {
+            list.parameters.iter_mut().for_each(|p| p.is_frozen = !p.is_adapter());
+        }
         list.parameters
     }
 
-    /// Trained numbers in all, tied weights counted once.
+    /// Numbers of the model with which it computes by gradients, tied weights counted once and adapters not.
     pub fn parameter_count(&self) -> usize {
-        let trained = self.parameters().into_iter().filter(|p| p.group.is_trained());
-        trained.map(|p| p.shape.iter().product::<usize>()).sum()
+        self.count(|p| p.group.has_gradient() && !p.is_adapter())
+    }
+
+    /// Trained numbers, tied weights counted once.
+    pub fn trained_count(&self) -> usize {
+        self.count(ParameterSpec::is_trained)
+    }
+
+    fn count(&self, counts: impl Fn(&ParameterSpec) -> bool) -> usize {
+        let counted = self.parameters().into_iter().filter(|p| counts(p));
+        counted.map(|p| p.shape.iter().product::<usize>()).sum()
     }
 
     /// Parameters that a token is multiplied with: all but an embedding that is not the head too, and but the
@@ -159,11 +194,16 @@ impl Architecture {
     /// Floating-point operations of training on one token, as PaLM counts them (arXiv 2204.02311, appendix
     /// B): 6 per parameter but the input embedding's, and 12 * attention width * sequence length for the
     /// attention scores of each layer, without subtracting what the causal mask leaves out. MFU is this times
-    /// tokens per second over the device's dense peak.
+    /// tokens per second over the device's dense peak. A parameter that is not trained has 4: no gradient of
+    /// it is computed.
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let scores: usize =
             self.layers.iter().map(|Layer { mixer: Mixer::Attention(a), .. }| a.query_dim()).sum();
-        6.0 * self.multiplied_parameters() as f64 + 12.0 * scores as f64 * seq_len as f64
+        let parameters = match self.adapter {
+            None => 6.0 * self.multiplied_parameters() as f64,
+            Some(_) => 4.0 * self.multiplied_parameters() as f64 + 6.0 * self.trained_count() as f64,
+        };
+        parameters + 12.0 * scores as f64 * seq_len as f64
     }
 }
 
@@ -228,6 +268,7 @@ impl List<'_> {
                         group: ParameterGroup::RouterBias,
                         init: Init::Zeros,
                         experts: None,
+                        is_frozen: false,
                         tensor_cut: None,
                         parts: HfParts::one(hf_name, experts.count),
                         whole: None,
@@ -275,17 +316,40 @@ impl List<'_> {
                 group: ParameterGroup::Bias,
                 init: Init::Zeros,
                 experts: linear.experts.map(|experts| experts.count),
+                is_frozen: false,
                 tensor_cut: linear.tensor_cut(),
                 parts: parts("bias"),
                 whole: None,
             });
         }
+        self.adapters(block, linear);
+    }
+
+    /// A and B of the adapters of a linear layer, named as in a folder of PEFT's.
+    fn adapters(&mut self, block: usize, linear: &LinearSpec) {
+        let Some(adapter) = &self.model.adapter else { return };
+        let Some((of_layer, parts)) = adapter.of(block, linear) else { return };
+        let modules = linear.modules();
+        let list = |matrix: &str, rows: &dyn Fn(usize) -> usize| {
+            let part = |&part: &usize| NamePart {
+                hf_name: format!("base_model.model.model.layers.{block}.{}.{matrix}.weight", modules[part].0),
+                rows: rows(part),
+            };
+            HfParts { of_expert: parts.iter().map(part).collect(), experts: 1 }
+        };
+        let name = |of: &str| format!("{}.{of}", in_block(block, linear.site));
+        let (rank, of_a, of_b) = (adapter.rank, Adapter::init(linear), Init::Zeros);
+        let (a, b) = (list("lora_A", &|_| rank), list("lora_B", &|part| modules[part].1));
+        let [a_shape, b_shape] = [[of_layer.width(), linear.inputs], [of_layer.rows(), rank]];
+        self.matrix(ParameterGroup::Adapter, &name(DOWN), a_shape, of_a, a);
+        self.matrix(ParameterGroup::Adapter, &name(UP), b_shape, of_b, b);
     }
 
     fn matrix(&mut self, group: ParameterGroup, name: &str, shape: [usize; 2], init: Init, parts: HfParts) {
         let (name, shape, whole) = (name.into(), shape.to_vec(), None);
-        let (experts, tensor_cut) = (None, None);
-        self.parameters.push(ParameterSpec { name, shape, group, init, experts, tensor_cut, parts, whole });
+        let (experts, tensor_cut, is_frozen) = (None, None, false);
+        let spec = ParameterSpec { name, shape, group, init, experts, is_frozen, tensor_cut, parts, whole };
+        self.parameters.push(spec);
     }
 
     /// The parameters of a norm of the residual stream.
@@ -302,6 +366,7 @@ impl List<'_> {
             group: ParameterGroup::Norm,
             init,
             experts: None,
+            is_frozen: false,
             tensor_cut: None,
             parts: HfParts::one(theirs, width),
             whole: None,

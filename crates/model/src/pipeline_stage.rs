@@ -29,15 +29,14 @@ impl ModelRanks {
         folded: 1,
     };
 
-    /// Those of a run, with room for every routing.
-    pub fn of_run(parallel: &Parallel, stage: PipelineStage, mesh_parts: usize) -> ModelRanks {
-        let folded = match parallel.reduce.is_any_mesh() {
-            true => (mesh_parts / parallel.tensor).max(1),
-            false => 1,
-        };
+    /// Those of a run whose blocks are computed in so many parts ([`Architecture::parts`]), with room for
+    /// every routing.
+    pub fn of_run(parallel: &Parallel, stage: PipelineStage, parts: usize) -> ModelRanks {
+        // A layout refuses tensor ranks that do not divide the parts.
+        let folded = (parts / parallel.tensor.max(1)).max(1);
         let tensor = match folded {
             1 => parallel.tensor_groups(),
-            _ => Groups { size: mesh_parts, stride: 0 },
+            _ => Groups { size: parts, stride: 0 },
         };
         ModelRanks { experts: ExpertRanks::of_run(parallel), stage, tensor, folded }
     }
@@ -60,34 +59,60 @@ impl ModelRanks {
     }
 }
 
-/// A stage of a pipeline: consecutive blocks of a model. The first stage has the embedding too, the last the
-/// final norm and the head; tied embeddings are in both.
+/// A stage of a pipeline: chunks of consecutive blocks of a model, or one of them. Chunk c of the stage s of
+/// p is the part c p + s of the model (interleaved stages; Narayanan et al., arXiv 2104.04473, section 2.2).
+/// The first part has the embedding too, the last the final norm and the head; tied embeddings are in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PipelineStage {
     /// Its number, from 0.
     pub index: usize,
     /// The number of stages.
     pub count: usize,
-    /// Its first block, and the end of its blocks; None for all blocks.
-    blocks: Option<(usize, usize)>,
+    /// The number of chunks of the stage.
+    pub chunks: usize,
+    /// The chunk, if it is one of the stage.
+    chunk: Option<usize>,
+    /// The first block of each chunk, and the end of its blocks.
+    blocks: [(usize, usize); PipelineStage::MOST_CHUNKS],
 }
 
 impl PipelineStage {
-    /// The only stage, with all blocks.
-    pub const WHOLE: PipelineStage = PipelineStage { index: 0, count: 1, blocks: None };
+    /// The most chunks that a stage can have.
+    pub const MOST_CHUNKS: usize = 8;
 
-    /// The stage of this number, if these are the blocks of each.
-    pub fn of(index: usize, split: &[usize]) -> PipelineStage {
-        if split.len() < 2 {
+    /// The only stage, with all blocks.
+    pub const WHOLE: PipelineStage = PipelineStage {
+        index: 0,
+        count: 1,
+        chunks: 1,
+        chunk: None,
+        blocks: [(0, usize::MAX), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0)],
+    };
+
+    /// The stage of this number of `count`, if these are the blocks of each part: as many for each chunk as
+    /// there are stages.
+    pub fn of(index: usize, count: usize, split: &[usize]) -> PipelineStage {
+        if count < 2 || split.len() < count {
             return PipelineStage::WHOLE;
         }
-        let first = split[..index].iter().sum();
-        PipelineStage { index, count: split.len(), blocks: Some((first, first + split[index])) }
+        let chunks = (split.len() / count).min(PipelineStage::MOST_CHUNKS);
+        let mut blocks = [(0, 0); PipelineStage::MOST_CHUNKS];
+        for (chunk, blocks) in blocks.iter_mut().enumerate().take(chunks) {
+            let part = chunk * count + index;
+            let first = split[..part].iter().sum();
+            *blocks = (first, first + split[part]);
+        }
+        PipelineStage { index, count, chunks, chunk: None, blocks }
     }
 
-    /// The blocks of each of `count` stages of a model, on sequences of so many tokens, so that the stage
-    /// with the most arithmetic has as little as possible. The head counts in the last stage. Empty if there
-    /// are more stages than blocks, or one.
+    /// A chunk of the stage.
+    pub const fn of_chunk(self, chunk: usize) -> PipelineStage {
+        PipelineStage { chunk: Some(chunk), ..self }
+    }
+
+    /// The blocks of each of `count` parts of a model, on sequences of so many tokens, so that the part with
+    /// the most arithmetic has as little as possible. The head counts in the last part. Empty if there are
+    /// more parts than blocks, or one.
     pub fn balanced_split(model: &Architecture, seq_len: usize, count: usize) -> Vec<usize> {
         let (mut blocks, head) = (model.block_flops(seq_len), model.head_flops());
         if count < 2 || blocks.len() < count {
@@ -116,12 +141,21 @@ impl PipelineStage {
 
     /// True for the stage with the embedding.
     pub const fn is_first(self) -> bool {
-        self.index == 0
+        self.index == 0 && matches!(self.chunk, None | Some(0))
     }
 
     /// True for the stage with the head.
     pub const fn is_last(self) -> bool {
-        self.index + 1 == self.count
+        let has_last = match self.chunk {
+            Some(chunk) => chunk + 1 == self.chunks,
+            None => true,
+        };
+        self.index + 1 == self.count && has_last
+    }
+
+    /// The number of the chunk, if it is one before the last of its stage.
+    pub fn earlier_chunk(self) -> Option<usize> {
+        self.chunk.filter(|chunk| chunk + 1 < self.chunks)
     }
 
     /// True if it is the whole model.
@@ -131,13 +165,8 @@ impl PipelineStage {
 
     /// True if the stage has this block.
     pub fn has_block(self, block: usize) -> bool {
-        self.blocks.is_none_or(|(first, end)| (first..end).contains(&block))
-    }
-
-    /// Micro-batches whose forward has run and whose backward has not, at most, if each stage begins a
-    /// backward as soon as it can (1F1B; Narayanan et al., arXiv 2104.04473, section 2.2).
-    pub const fn in_flight(self) -> usize {
-        self.count - self.index
+        let has = |chunk: usize| (self.blocks[chunk].0..self.blocks[chunk].1).contains(&block);
+        self.chunk.map_or_else(|| (0..self.chunks).any(has), has)
     }
 
     /// True if the stage has this parameter of a model, whose embeddings may be `tied` with its head.
@@ -182,7 +211,7 @@ mod tests {
             let (blocks, head) = (model.block_flops(64), model.head_flops());
             let most = |split: &[usize]| {
                 let of_stage = |stage: usize| {
-                    let stage = PipelineStage::of(stage, split);
+                    let stage = PipelineStage::of(stage, split.len(), split);
                     let own = (0..layers).filter(|&block| stage.has_block(block));
                     own.map(|block| blocks[block]).sum::<f64>() + if stage.is_last() { head } else { 0.0 }
                 };
@@ -205,11 +234,25 @@ mod tests {
     fn stages_have_all_blocks_once_in_their_order() {
         for (split, layers) in [(vec![3, 2], 5), (vec![1, 3, 1], 5), (vec![4], 4)] {
             let blocks = |index| {
-                let stage = PipelineStage::of(index, &split);
+                let stage = PipelineStage::of(index, split.len(), &split);
                 (0..layers).filter(move |&block| stage.has_block(block))
             };
             assert!((0..split.len()).flat_map(blocks).eq(0..layers), "{split:?}");
             assert!((0..split.len()).all(|stage| blocks(stage).count() == split[stage]), "{split:?}");
         }
+    }
+
+    #[test]
+    fn chunks_are_parts_of_the_model_in_turns() {
+        let split = [1, 2, 1, 1, 3, 1];
+        let stages = [0, 1].map(|index| PipelineStage::of(index, 2, &split));
+        let blocks =
+            |stage: PipelineStage| (0..9).filter(|&block| stage.has_block(block)).collect::<Vec<_>>();
+        assert_eq!(stages.map(blocks), [vec![0, 3, 5, 6, 7], vec![1, 2, 4, 8]]);
+        let chunks = stages.map(|stage| [0, 1, 2].map(|chunk| stage.of_chunk(chunk)));
+        assert_eq!(chunks[0].map(blocks), [vec![0], vec![3], vec![5, 6, 7]]);
+        assert_eq!(chunks[1].map(blocks), [vec![1, 2], vec![4], vec![8]]);
+        assert_eq!(chunks.map(|of| of.map(PipelineStage::is_first)), [[true, false, false], [false; 3]]);
+        assert_eq!(chunks.map(|of| of.map(PipelineStage::is_last)), [[false; 3], [false, false, true]]);
     }
 }

@@ -115,10 +115,10 @@ fn differentiate(
     Ok((cx.program, requested))
 }
 
-/// For each value, true if it depends on a parameter or on one of `wrt`.
+/// For each value, true if it depends on a trained parameter or on one of `wrt`.
 fn needing_gradients(program: &Program, wrt: &[ValueId]) -> Vec<bool> {
     let mut needs_grad = vec![false; program.values.len()];
-    for p in &program.parameters {
+    for p in program.parameters.iter().filter(|p| !program.is_frozen(p)) {
         needs_grad[p.master.0 as usize] = true;
         p.compute.into_iter().for_each(|c| needs_grad[c.0 as usize] = true);
     }
@@ -144,7 +144,7 @@ fn set_write_modes(program: &mut Program) -> Result<(), BackwardError> {
             }
         }
     }
-    match program.parameters.iter().find(|p| p.gradient.is_none()) {
+    match program.parameters.iter().find(|p| p.gradient.is_none() && !program.is_frozen(p)) {
         Some(p) => Err(BackwardError::Unreached(p.name.clone())),
         None => Ok(()),
     }

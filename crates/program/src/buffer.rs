@@ -26,9 +26,9 @@ pub(crate) struct Buffer {
     pub(crate) offset: usize,
     /// For each lane, the position after the last user; 0 without users.
     pub(crate) done: Clock,
-    /// True if the backward reads it in another part of the step than the one that wrote it, so that each
+    /// The chunk whose backward reads it in another part of the step than the one that wrote it, so that each
     /// micro-batch needs one.
-    pub(crate) is_in_slots: bool,
+    pub(crate) in_slots_of: Option<usize>,
 }
 
 /// The contents of a span of scratch.
@@ -92,13 +92,16 @@ pub(crate) fn scratch(program: &Program, order: &Order, workspace: &WorkspaceOf<
                 buffers.len() - 1
             });
             owner[v.0 as usize] = Some(b);
-            buffers[b].is_in_slots |= saved.contains(&v);
+            if saved.contains(&v) {
+                buffers[b].in_slots_of = Some(instance.chunk);
+            }
             if let Holds::Values(values) = &mut buffers[b].holds {
                 values.push(v);
             }
             for &u in &users[v.0 as usize] {
+                let user = &program.instances[u];
                 assert!(
-                    program.instances[u].phase() == instance.phase(),
+                    (user.phase(), user.chunk) == (instance.phase(), instance.chunk),
                     "{v:?} lives across phases, so it must be state"
                 );
                 buffers[b].is_used_by(u, order);
@@ -117,7 +120,7 @@ pub(crate) fn scratch(program: &Program, order: &Order, workspace: &WorkspaceOf<
 /// backward reads before one writes them.
 fn saved(program: &Program) -> HashSet<ValueId> {
     let (mut saved, mut written) = (HashSet::new(), HashSet::new());
-    if program.slots == 0 {
+    if program.slots.is_empty() {
         return saved;
     }
     for instance in program.instances.iter().filter(|i| i.origin.stage == Stage::Backward) {
@@ -131,7 +134,7 @@ fn saved(program: &Program) -> HashSet<ValueId> {
 impl Buffer {
     fn new(bytes: usize, holds: Holds, first: usize) -> Self {
         let done = [0; Lane::COUNT];
-        Buffer { bytes, holds, first, users: Vec::new(), offset: 0, done, is_in_slots: false }
+        Buffer { bytes, holds, first, users: Vec::new(), offset: 0, done, in_slots_of: None }
     }
 
     fn is_used_by(&mut self, instance: usize, order: &Order) {

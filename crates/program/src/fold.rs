@@ -49,6 +49,8 @@ pub struct Folded<'a> {
     pub by_token: &'a [&'a str],
     /// Inputs that differ by part, which the host writes for each ([`input_of`]).
     pub by_part: &'a [&'a str],
+    /// Outputs that accumulate as a maximum. The others are sums.
+    pub maxima: &'a [String],
 }
 
 impl Folded<'_> {
@@ -259,9 +261,13 @@ impl<'a> FoldPass<'a> {
 
     /// The output of the `n`-th part in place of an output of an instance.
     fn output(&mut self, Output { value, mode }: Output, n: usize) -> Output {
-        let is_state = matches!(self.out.value(value).storage, Storage::State { .. });
-        if is_state && !self.parts.contains_key(&value) {
-            // All parts raise one amax.
+        let is_maximum = match &self.out.value(value).storage {
+            Storage::State { .. } => !self.parts.contains_key(&value),
+            Storage::Output { name } => self.folded.maxima.iter().any(|maximum| **maximum == **name),
+            _ => false,
+        };
+        if is_maximum {
+            // All parts raise one amax, or one number of rows.
             return Output { value, mode: if n == 0 { mode } else { WriteMode::Add } };
         }
         if !self.parts.contains_key(&value) {
@@ -308,7 +314,9 @@ impl<'a> FoldPass<'a> {
         if let Some(&taken) = self.taken.get(&key) {
             return Ok(taken);
         }
-        let origin = Origin { site: name, role: Role::Precision, ..reader.clone() };
+        let of_block = reader.block.and_then(|block| name.strip_prefix(&format!("blocks.{block}.")));
+        let site = of_block.map_or_else(|| name.clone(), Arc::from);
+        let origin = Origin { site, role: Role::Precision, ..reader.clone() };
         let place = self.place(n);
         let part = self.emit(self.ops.take_part(cut), &[whole, place], &[], origin)?[0];
         self.taken.insert(key, part);

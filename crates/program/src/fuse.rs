@@ -394,6 +394,7 @@ impl Wiring {
         let targets: Vec<Option<ValueId>> = outputs.iter().map(|o| o.map(|o| o.value)).collect();
         let code = Code::Plain(node.op.clone());
         let mut instance = instantiate(program, code, &inputs, &targets, place.origin.clone())?;
+        instance.chunk = place.chunk;
         for (output, target) in instance.outputs.iter_mut().zip(outputs) {
             *output = target.unwrap_or(*output);
         }

@@ -73,9 +73,11 @@ impl MemoryTable {
             };
             *rows.entry(purpose).or_default() += program.ty(id).bytes();
         }
-        let (saved, within): (Vec<&Buffer>, Vec<&Buffer>) = buffers.iter().partition(|b| b.is_in_slots);
+        let (saved, within): (Vec<&Buffer>, Vec<&Buffer>) =
+            buffers.iter().partition(|b| b.in_slots_of.is_some());
         for b in saved {
-            *rows.entry(purpose(program, b)).or_default() += b.bytes * program.slots;
+            let slots = b.in_slots_of.map_or(0, |chunk| program.slots[chunk]);
+            *rows.entry(purpose(program, b)).or_default() += b.bytes * slots;
         }
         if let Some(peak) = peak(program.instances.len(), &within) {
             let origin = &program.instances[peak].origin;

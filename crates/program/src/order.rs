@@ -143,7 +143,7 @@ pub fn runs(program: &Program) -> Vec<Range<usize>> {
 fn joins(run: &[Instance], instance: &Instance) -> bool {
     let kind = |i: &Instance| {
         let (collective, groups) = i.code.op().collective()?;
-        let kind = (discriminant(&collective), groups, i.lane, i.phase(), i.when, i.origin.block);
+        let kind = (discriminant(&collective), groups, i.lane, i.phase(), i.when, i.origin.block, i.chunk);
         (!collective.is_message()).then_some(kind)
     };
     let is_independent = |other: &Instance| {

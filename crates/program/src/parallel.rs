@@ -13,6 +13,9 @@ pub struct Parallel {
     /// Stages of the pipeline, each with equally many consecutive ranks (GPipe; Huang et al., arXiv
     /// 1811.06965). It divides the number of ranks. Everything else here is about the ranks of a stage.
     pub pipeline: usize,
+    /// Chunks of blocks of each stage, which micro-batches pass in turns with those of the other stages
+    /// (interleaved stages; Narayanan et al., arXiv 2104.04473, section 2.2). 1 without a pipeline.
+    pub chunks: usize,
     /// Groups of ranks that each hold all state together (hybrid sharding; Zhao et al., arXiv 2304.11277,
     /// section 3.2.2). It divides the number of ranks. Rank r is of the replica r / n, for n ranks of each.
     pub replicas: usize,
@@ -88,7 +91,7 @@ pub enum Reduce {
     /// As `"any-world"`, and each block is computed in up to 8 parts, whatever `tensor` is: 1, 2, 4 or 8 as
     /// they divide the key/value heads and the columns of the feed-forward. Runs with any `tensor` that
     /// divides the parts have equal bits, too. It is for proving that ranks compute the same, not for
-    /// training: small products, and sums in fp32, take much more time.
+    /// training: small GEMMs, and sums in fp32, take much more time.
     AnyMesh,
     /// As `"same-world"`, but NCCL adds while it sends, in an order of its own: less memory, and no kernels
     /// for sums. Bits repeat only if NCCL chooses the same algorithm again. Without NCCL the bits are those
@@ -123,6 +126,7 @@ impl Parallel {
     pub const ALONE: Parallel = Parallel {
         rank: Rank::ALONE,
         pipeline: 1,
+        chunks: 1,
         replicas: 1,
         expert: 1,
         tensor: 1,

@@ -14,8 +14,10 @@ use xtrain_tensor::TensorType;
 pub struct StagePlace {
     /// The ranks of a pipeline, one of each stage, in their order.
     pub groups: Groups,
-    /// The number of the stage.
-    pub stage: usize,
+    /// The rank from which it receives, by its place.
+    pub previous: usize,
+    /// The rank to which it sends.
+    pub next: usize,
 }
 
 /// The ops that the pass inserts.
@@ -35,21 +37,21 @@ const SITE: &str = "stage";
 /// the program has them.
 pub fn connect(
     mut program: Program,
-    StagePlace { groups, stage }: StagePlace,
+    StagePlace { groups, previous, next }: StagePlace,
     [stream, next_stream]: [&str; 2],
     ops: &dyn PipelineOps,
 ) -> Result<Program, TraceError> {
     let origin = origin(Role::Forward, Stage::Forward);
     if let Some(input) = program.input(stream) {
         program.values[input.0 as usize].storage = Storage::Transient;
-        let receive = ops.receive(groups, stage - 1, program.ty(input));
+        let receive = ops.receive(groups, previous, program.ty(input));
         let targets = [Some(input)];
         let receive = instantiate(&mut program, Code::Plain(receive), &[], &targets, origin.clone())?;
         program.instances.insert(0, receive);
     }
     if let Some(output) = program.output(next_stream) {
         program.values[output.0 as usize].storage = Storage::Transient;
-        let send = Code::Plain(ops.send(groups, stage + 1));
+        let send = Code::Plain(ops.send(groups, next));
         let send = instantiate(&mut program, send, &[output], &[], origin)?;
         program.instances.push(send);
     }
@@ -73,7 +75,7 @@ fn streams(program: &Program) -> [Option<ValueId>; 2] {
 /// receives, and from `roots`; and sends the gradient of the stream that it has received.
 pub fn differentiate<E: From<TraceError>>(
     mut program: Program,
-    StagePlace { groups, stage }: StagePlace,
+    StagePlace { groups, previous, next }: StagePlace,
     mut roots: Vec<Root>,
     ops: &dyn PipelineOps,
     differentiate: impl FnOnce(Program, &[Root], &[ValueId]) -> Result<(Program, Vec<Option<ValueId>>), E>,
@@ -81,7 +83,7 @@ pub fn differentiate<E: From<TraceError>>(
     let [received, sent] = streams(&program);
     let origin = origin(Role::Dgrad, Stage::Backward);
     if let Some(value) = sent {
-        let receive = Code::Plain(ops.receive(groups, stage + 1, program.ty(value)));
+        let receive = Code::Plain(ops.receive(groups, next, program.ty(value)));
         let receive = instantiate(&mut program, receive, &[], &[], origin.clone())?;
         roots.push(Root { value, grad: Some(receive.outputs[0].value) });
         program.instances.push(receive);
@@ -89,7 +91,7 @@ pub fn differentiate<E: From<TraceError>>(
     let received: Vec<ValueId> = received.into_iter().collect();
     let (mut program, gradients) = differentiate(program, &roots, &received)?;
     for gradient in gradients.into_iter().flatten() {
-        let send = Code::Plain(ops.send(groups, stage - 1));
+        let send = Code::Plain(ops.send(groups, previous));
         let send = instantiate(&mut program, send, &[gradient], &[], origin.clone())?;
         program.instances.push(send);
     }

@@ -21,8 +21,9 @@ pub struct Plan {
     pub workspaces: Vec<Vec<(TensorType, Location)>>,
     /// Bytes of each region, in the order of [`Region`].
     pub region_bytes: [usize; Region::COUNT],
-    /// Bytes of a slot: [`Region::Slots`] has one after the other, and places in it are those in the first.
-    pub slot_bytes: usize,
+    /// Bytes of a slot of each chunk: [`Region::Slots`] has those of a chunk one after the other, and places
+    /// in it are those in the first.
+    pub slot_bytes: Vec<usize>,
     /// Bytes of the inputs, which precede the outputs in [`Region::Io`] and are copied as one.
     pub input_bytes: usize,
     /// The memory by purpose.
@@ -82,18 +83,21 @@ impl Plan {
         let input_bytes = place_all(Region::Io, |s| matches!(s, Storage::Input { .. }));
         place_all(Region::Io, |s| matches!(s, Storage::Output { .. }));
         let mut buffers = scratch(program, &order, workspace);
-        let (saved, within): (Vec<&mut Buffer>, Vec<&mut Buffer>) =
-            buffers.iter_mut().partition(|b| b.is_in_slots);
+        let within = buffers.iter_mut().filter(|b| b.in_slots_of.is_none()).collect();
         region_bytes[Region::Scratch as usize] = assign(within, &order);
-        let mut slot_bytes = 0;
-        for buffer in saved {
-            buffer.offset = slot_bytes;
-            slot_bytes += buffer.bytes;
+        let mut slot_bytes = vec![0; program.slots.len()];
+        let mut begin = 0;
+        for (chunk, (slots, bytes)) in program.slots.iter().zip(&mut slot_bytes).enumerate() {
+            for buffer in buffers.iter_mut().filter(|b| b.in_slots_of == Some(chunk)) {
+                buffer.offset = begin + *bytes;
+                *bytes += buffer.bytes;
+            }
+            begin += slots * *bytes;
         }
-        region_bytes[Region::Slots as usize] = slot_bytes * program.slots;
+        region_bytes[Region::Slots as usize] = begin;
         let mut workspaces = vec![Vec::new(); program.instances.len()];
         for b in &buffers {
-            let region = if b.is_in_slots { Region::Slots } else { Region::Scratch };
+            let region = if b.in_slots_of.is_some() { Region::Slots } else { Region::Scratch };
             let location = |bytes| Location { region, offset: b.offset, bytes };
             match &b.holds {
                 Holds::Values(values) => {

@@ -3,8 +3,8 @@
 //! A model is traced in f32. The pass rewrites the types: each op's `infer` passes the compute type on from
 //! its inputs to its outputs. Inputs that an op declares [`Operand::Full`] keep their type. If the compute
 //! type differs from the masters', every parameter that is read as a compute operand gets a copy in the
-//! compute type ([`crate::StateKind::Compute`]), which the optimizer writes together with the master. With
-//! `fp32` the program stays as it was traced.
+//! compute type ([`crate::StateKind::Compute`]), which the optimizer writes together with the master. One
+//! that is not trained is in the compute type itself. With `fp32` the program stays as it was traced.
 
 use crate::program::instantiate;
 use crate::{Operand, Program, StateKind, Storage, TraceError, ValueId};
@@ -34,8 +34,11 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
     }
     let parameters = program.parameters_by_value();
     let mut out = Program { values: program.values, parameters: program.parameters, ..Program::default() };
-    for p in &out.parameters {
-        retype(&mut out.values[p.master.0 as usize].ty.dtype, precision.master);
+    for p in 0..out.parameters.len() {
+        let master = out.parameters[p].master;
+        if !out.is_frozen(&out.parameters[p]) {
+            retype(&mut out.values[master.0 as usize].ty.dtype, precision.master);
+        }
     }
     for v in &mut out.values {
         if matches!(v.storage, Storage::State { kind: StateKind::Cache, .. }) {
@@ -87,6 +90,10 @@ fn in_compute_type(
         return v;
     };
     if precision.compute == precision.master {
+        return v;
+    }
+    if program.is_frozen(&program.parameters[p]) {
+        retype(&mut program.values[v.0 as usize].ty.dtype, precision.compute);
         return v;
     }
     if let Some(compute) = program.parameters[p].compute {

@@ -18,19 +18,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_tensor::TensorType;
 
-/// Appends, in this stage and in the order of parameters, the casts and gathers of all copies.
+/// Appends, in this stage and in the order of parameters, the casts and gathers of the copies of trained
+/// parameters.
 pub fn apply(program: Program, stage: Stage, ops: &dyn ShardOps) -> Result<Program, TraceError> {
-    refresh_all(program, stage, false, ops)
+    let trained = program.parameters.iter().filter(|p| !program.is_frozen(p)).cloned().collect();
+    refresh_all(program, trained, stage, false, ops)
 }
 
-/// Refreshes all copies. `unset` says that delayed scales may not be set.
+/// Refreshes all copies of these parameters. `unset` says that delayed scales may not be set.
 fn refresh_all(
     program: Program,
+    parameters: Vec<Parameter>,
     stage: Stage,
     unset: bool,
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {
-    let parameters = program.parameters.clone();
     let mut pass = RefreshPass { out: program, stage, ops, slots: HashMap::new(), amaxes: HashMap::new() };
     pass.amaxes_of_all(&parameters, unset)?;
     for parameter in &parameters {
@@ -224,5 +226,6 @@ pub fn program(program: &Program, ops: &dyn ShardOps) -> Result<Program, TraceEr
         }
         out.parameters.push(parameter);
     }
-    refresh_all(out, Stage::Forward, true, ops)
+    let parameters = out.parameters.clone();
+    refresh_all(out, parameters, Stage::Forward, true, ops)
 }

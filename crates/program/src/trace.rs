@@ -85,8 +85,21 @@ impl Tracer {
     /// # Panics
     /// If it has another type.
     pub fn parameter(&mut self, name: &str, ty: TensorType) -> ValueId {
+        self.parameter_of(StateKind::Master, name, ty)
+    }
+
+    /// As [`Tracer::parameter`], for one that is not trained: it has no gradient, and is held in the type in
+    /// which ops read it, without a copy.
+    ///
+    /// # Panics
+    /// If it has another type.
+    pub fn frozen(&mut self, name: &str, ty: TensorType) -> ValueId {
+        self.parameter_of(StateKind::Frozen, name, ty)
+    }
+
+    fn parameter_of(&mut self, kind: StateKind, name: &str, ty: TensorType) -> ValueId {
         let count_before = self.program.values.len();
-        let master = self.state(StateKind::Master, name, ty);
+        let master = self.state(kind, name, ty);
         if master.0 as usize >= count_before {
             let name = name.into();
             self.program.parameters.push(Parameter {

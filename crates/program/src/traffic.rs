@@ -1,6 +1,6 @@
 //! The bytes that a rank sends to others in a step, by what they carry.
 
-use crate::{Instance, Phase, Program, Role, Stage, When};
+use crate::{Collective, Instance, Phase, Program, Role, Stage, When};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -15,6 +15,8 @@ pub enum Payload {
     Tokens,
     /// Activations on their way to the next stage of a pipeline, and gradients on their way back.
     Activations,
+    /// Rows of updates on their way to the ranks that orthogonalise them, and back.
+    Updates,
     /// Copies of parameters after the update.
     Copies,
     /// Numbers of a step: losses, squares of gradients, amaxes.
@@ -23,19 +25,20 @@ pub enum Payload {
 
 impl Payload {
     /// All payloads.
-    pub const ALL: [Payload; 6] = [
+    pub const ALL: [Payload; 7] = [
         Payload::Weights,
         Payload::Gradients,
         Payload::Tokens,
         Payload::Activations,
+        Payload::Updates,
         Payload::Copies,
         Payload::Numbers,
     ];
 
     /// The payload of a collective, or of an instance that prepares or completes one.
     pub fn from_instance(instance: &Instance) -> Payload {
-        let is_message =
-            instance.code.op().collective().is_some_and(|(collective, _)| collective.is_message());
+        let collective = instance.code.op().collective().map(|(collective, _)| collective);
+        let is_message = collective.is_some_and(Collective::is_message);
         match (instance.origin.role, instance.origin.stage) {
             (Role::Forward | Role::Dgrad, _) if is_message => Payload::Activations,
             (Role::Gather, Stage::Update) => Payload::Copies,
@@ -44,6 +47,7 @@ impl Payload {
             (Role::Forward | Role::ForwardGrad | Role::Dgrad | Role::Wgrad | Role::Recompute, _) => {
                 Payload::Tokens
             }
+            (Role::Update, _) if matches!(collective, Some(Collective::AllToAll { .. })) => Payload::Updates,
             (Role::Precision | Role::Update, _) => Payload::Numbers,
         }
     }
@@ -55,6 +59,7 @@ impl Payload {
             Payload::Gradients => "gradients",
             Payload::Tokens => "tokens",
             Payload::Activations => "activations",
+            Payload::Updates => "updates",
             Payload::Copies => "copies",
             Payload::Numbers => "numbers",
         }

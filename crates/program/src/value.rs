@@ -64,6 +64,8 @@ pub enum Storage {
 pub enum StateKind {
     /// A parameter's master copy.
     Master,
+    /// A parameter that is not trained, in the type in which it is read.
+    Frozen,
     /// A parameter's copy in the type that GEMMs read.
     Compute,
     /// A parameter's gradient, accumulated over micro-steps.
@@ -99,6 +101,7 @@ impl StateKind {
     pub const fn name(self) -> &'static str {
         match self {
             StateKind::Master => "master",
+            StateKind::Frozen => "frozen",
             StateKind::Compute => "compute",
             StateKind::Gradient => "gradient",
             StateKind::ReducedGradient => "reduced_gradient",

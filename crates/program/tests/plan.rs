@@ -237,13 +237,13 @@ fn what_the_backward_reads_of_the_forward_is_in_slots() {
     t.emit(op(false), &[changed, own]).expect("takes anything");
     let mut program = t.finish();
     for slots in [0, 1, 3] {
-        program.slots = slots;
+        program.slots = if slots > 0 { vec![slots] } else { Vec::new() };
         let plan = plan(&program);
         let saved = if slots > 0 { Region::Slots } else { Region::Scratch };
         let regions = [a, b, changed, own].map(|v| plan.location(v).region);
         assert_eq!(regions, [saved, saved, saved, Region::Scratch], "{slots} slots");
-        let expected = if slots > 0 { (2 * 1024, slots * 2 * 1024) } else { (0, 0) };
-        assert_eq!((plan.slot_bytes, plan.region_bytes[Region::Slots as usize]), expected);
+        let expected = if slots > 0 { (vec![2 * 1024], slots * 2 * 1024) } else { (Vec::new(), 0) };
+        assert_eq!((plan.slot_bytes.clone(), plan.region_bytes[Region::Slots as usize]), expected);
         let of_table: usize = plan.memory.total_bytes();
         assert_eq!(of_table, plan.total_bytes(), "{slots} slots");
     }

@@ -26,9 +26,9 @@ pub struct Layout {
     parallel: Parallel,
     /// The part of the model that this rank computes.
     stage: PipelineStage,
-    /// The parts in which blocks are computed on any mesh.
-    mesh_parts: usize,
-    /// The blocks of each stage; empty without a pipeline.
+    /// The parts in which ranks compute blocks.
+    parts: usize,
+    /// The blocks of each stage, chunk by chunk; empty without a pipeline.
     split: Vec<usize>,
     /// By name; empty if a single process sums as one.
     cuts: HashMap<String, ParameterCut>,
@@ -93,7 +93,7 @@ impl Layout {
         Layout {
             parallel: Parallel::ALONE,
             stage: PipelineStage::WHOLE,
-            mesh_parts: 1,
+            parts: 1,
             split: Vec::new(),
             cuts: HashMap::new(),
             units: HashMap::new(),
@@ -136,7 +136,8 @@ impl Layout {
         }
         let by_blocks = weights_scaled_by_blocks(model, numerics);
         let mut parameters = model.parameters();
-        parameters.retain(|p| p.group.is_trained());
+        // A weight that is not trained has no state but itself.
+        parameters.retain(|p| p.is_trained() || (p.is_frozen && parallel.cuts_weights()));
         // The parts in which ranks compute with a parameter.
         let parts_of = |p: &ParameterSpec| if p.experts.is_some() { parallel.expert } else { 1 };
         let rows = parameters.iter().map(|p| {
@@ -149,7 +150,8 @@ impl Layout {
             Rows { rows: rows / parts_of(p), row_elements: p.shape[1..].iter().product(), unit }
         });
         let rows: Vec<Rows> = rows.collect();
-        let most = rows.iter().zip(&parameters).max_by_key(|(rows, _)| rows.units());
+        let trained = rows.iter().zip(&parameters).filter(|(_, p)| p.is_trained());
+        let most = trained.max_by_key(|(rows, _)| rows.units());
         if let Some((rows, largest)) = most.filter(|(rows, _)| rows.units() < parallel.shards()) {
             let (units, each) = (rows.units(), if rows.unit == 1 { "row" } else { "rows" });
             let ranks = parallel.stage_groups().size;
@@ -169,7 +171,7 @@ impl Layout {
         if parallel.expert > 1 {
             kinds.push((parallel.expert_groups(), parallel.expert_shard_groups()));
         }
-        let stages = (0..parallel.pipeline).map(|index| PipelineStage::of(index, split));
+        let stages = (0..parallel.pipeline).map(|index| PipelineStage::of(index, parallel.pipeline, split));
         // Tied embeddings are cut among the ranks of the last stage as among those of the first.
         let saves = |stage: PipelineStage, p: &ParameterSpec| stage.has_parameter(p, false);
         for (stage, (parts, groups)) in stages.flat_map(|stage| kinds.iter().map(move |&kind| (stage, kind)))
@@ -180,20 +182,20 @@ impl Layout {
             let cut_so = cut(&own, groups).into_iter().map(|shard| ParameterCut { parts, shard, replicas });
             cuts.extend(names.into_iter().zip(cut_so));
         }
-        let stage = PipelineStage::of(parallel.stage(), split);
+        let stage = PipelineStage::of(parallel.stage(), parallel.pipeline, split);
         let of_others = model.parameters().into_iter().filter(|p| !saves(stage, p)).map(|p| {
             let is_tied = stage.has_parameter(&p, model.tie_embeddings);
             (p.name, if is_tied { OfOthers::Tied } else { OfOthers::Absent })
         });
         let of_others = of_others.collect();
-        let last = PipelineStage::of(parallel.pipeline - 1, split);
+        let last = PipelineStage::of(parallel.pipeline - 1, parallel.pipeline, split);
         let is_tied = |p: &ParameterSpec| !saves(last, p) && last.has_parameter(p, model.tie_embeddings);
         let tied = model.parameters().into_iter().find(is_tied).map(|p| p.name);
         let has_parts = parallel.tensor > 1 && !parallel.reduce.is_any_mesh();
         let is_in_parts = |p: &&ParameterSpec| has_parts && p.tensor_cut.is_some();
         let in_parts = parameters.iter().filter(is_in_parts).map(|p| p.name.clone()).collect();
-        let (mesh_parts, split) = (model.mesh_parts(), split.to_vec());
-        Ok(Layout { parallel, stage, mesh_parts, split, cuts, units, in_parts, of_others, tied })
+        let (parts, split) = (model.parts(&parallel), split.to_vec());
+        Ok(Layout { parallel, stage, parts, split, cuts, units, in_parts, of_others, tied })
     }
 
     /// The part of the model that this rank computes.
@@ -203,7 +205,7 @@ impl Layout {
 
     /// How ranks share the computation of the model, with room for every routing.
     pub fn ranks(&self) -> ModelRanks {
-        ModelRanks::of_run(&self.parallel, self.stage, self.mesh_parts)
+        ModelRanks::of_run(&self.parallel, self.stage, self.parts)
     }
 
     /// The parameter that this stage and another one both have, if there is one.
@@ -218,7 +220,8 @@ impl Layout {
 
     /// The first stage that has a parameter of the model.
     pub fn stage_of(&self, parameter: &ParameterSpec) -> usize {
-        let stages = (0..self.stage.count).map(|index| PipelineStage::of(index, &self.split));
+        let count = self.stage.count;
+        let stages = (0..count).map(|index| PipelineStage::of(index, count, &self.split));
         stages
             .filter(|stage| stage.has_parameter(parameter, false))
             .map(|stage| stage.index)
@@ -284,7 +287,7 @@ impl Layout {
     pub fn cut_of(&self, kind: StateKind, name: &str) -> Option<RowShard> {
         let is_cut = match kind {
             StateKind::Master | StateKind::Moment1 | StateKind::Moment2 => self.parallel.cuts_state(),
-            StateKind::Compute => self.parallel.cuts_weights(),
+            StateKind::Compute | StateKind::Frozen => self.parallel.cuts_weights(),
             _ => false,
         };
         self.cuts.get(name).map(|cut| cut.shard).filter(|shard| is_cut && shard.groups.size > 1)
@@ -302,6 +305,7 @@ impl Layout {
                 | StateKind::Moment1
                 | StateKind::Moment2
                 | StateKind::Compute
+                | StateKind::Frozen
                 | StateKind::Gathered
         );
         let rows = match self.cut_of(kind, name) {
@@ -347,7 +351,9 @@ impl Layout {
     /// the same.
     pub fn saves(&self, kind: StateKind, name: &str) -> bool {
         let rank = self.parallel.rank.index;
-        if !self.is_own(name) {
+        // Of tied embeddings only the last stage, whose head reads them, has scales.
+        let is_of_casts = matches!(kind, StateKind::Scale | StateKind::AmaxHistory);
+        if !(self.is_own(name) || is_of_casts && self.has(name)) {
             return false;
         }
         if self.held(kind, name).is_none() {
@@ -371,7 +377,7 @@ impl Layout {
             return None;
         }
         let mut held = vec![0; self.parallel.stage_groups().size];
-        for p in model.parameters().into_iter().filter(|p| p.group.is_trained() && self.has(&p.name)) {
+        for p in model.parameters().into_iter().filter(|p| p.is_trained() && self.has(&p.name)) {
             let (cut, row) = (self.cuts[&p.name], p.shape[1..].iter().product::<usize>());
             held.iter_mut().enumerate().for_each(|(rank, held)| *held += cut.rows_of(rank).len() * row);
         }
@@ -402,7 +408,7 @@ fn any_world_unit(rows: usize, experts: Option<usize>, unit: usize) -> usize {
 mod tests {
     use super::*;
     use xtrain_model::{BlockSet, Description, Family, Mixture, Recipe, RopeScaling};
-    use xtrain_program::Shard;
+    use xtrain_program::{Gather, Shard};
     use xtrain_rank::Rank;
 
     fn model() -> Architecture {
@@ -491,7 +497,7 @@ mod tests {
                 Layout::new(&mixture(), &Recipe::Fp32.into(), parallel, &[]).expect("a layout")
             };
             let layouts: Vec<Layout> = Rank::all(4).map(of_rank).collect();
-            for p in mixture().parameters().iter().filter(|p| p.group.is_trained()) {
+            for p in mixture().parameters().iter().filter(|p| p.is_trained()) {
                 let all = 0..p.shape[0];
                 let held = |layout: &Layout| {
                     layout.held(StateKind::Moment1, &p.name).map_or(all.clone(), |held| held.rows)
@@ -543,6 +549,27 @@ mod tests {
         let refused = |tensor| of_rank(Rank::first_of(4), tensor).expect_err("refused").to_string();
         assert!(refused(4).contains("2 key/value heads; ") && refused(4).ends_with(" 2"), "{}", refused(4));
         assert!(refused(0).ends_with(" 1"), "{}", refused(0));
+    }
+
+    #[test]
+    fn blocks_have_the_same_parts_on_any_mesh() {
+        let of = |rank, tensor, gather| {
+            let shard = Shard::Optimizer;
+            let parallel =
+                Parallel { rank, tensor, shard, gather, reduce: Reduce::AnyMesh, ..Parallel::ALONE };
+            Layout::new(&model(), &Recipe::Fp8Block.into(), parallel, &[])
+        };
+        // Of five tokens each part has three. Two parts are on one process, or on two.
+        for (rank, tensor, tokens) in [(Rank::ALONE, 1, 0..6), (Rank { index: 3, world_size: 4 }, 2, 3..6)] {
+            let layout = of(rank, tensor, Gather::Auto).expect("a layout");
+            let ranks = layout.ranks();
+            assert_eq!((ranks.tensor.size, ranks.folded, ranks.own_tokens(5)), (2, 2 / tensor, 3));
+            assert_eq!(layout.share(5).tokens, tokens);
+            let twins = |p: &ParameterSpec| layout.twins(StateKind::Compute, &p.name);
+            assert!(model().parameters().iter().all(|p| twins(p) == Twins::All));
+        }
+        let refused = of(Rank::ALONE, 1, Gather::Fp32).expect_err("refused").to_string();
+        assert!(refused.contains("in 2 parts") && refused.contains("parallel.gather"), "{refused}");
     }
 
     #[test]

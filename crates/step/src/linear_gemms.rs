@@ -20,7 +20,7 @@ pub struct LinearGemms {
     pub extents: [usize; 2],
     /// The experts that have such a layer, and those of a token.
     pub experts: Option<ExpertShare>,
-    /// FP8 formats of fprop, dgrad and wgrad, or the reason why they are in bf16.
+    /// FP8 formats of fprop, dgrad and wgrad, or the reason why they are in bf16 or not computed.
     pub gemms: [Result<ScaledGemm, Bf16Reason>; 3],
 }
 
@@ -30,9 +30,15 @@ impl LinearGemms {
         self.blocks.is_empty()
     }
 
-    /// True if all its GEMMs are in FP8.
+    /// True if all GEMMs that are computed are in FP8.
     pub fn is_all_fp8(&self) -> bool {
-        self.gemms.iter().all(Result::is_ok)
+        self.computed().all(|(_, gemm)| gemm.is_ok())
+    }
+
+    /// The GEMMs that are computed: with adapters, not all are.
+    pub fn computed(&self) -> impl Iterator<Item = (LinearGemm, &Result<ScaledGemm, Bf16Reason>)> {
+        let all = LinearGemm::ALL.into_iter().zip(&self.gemms);
+        all.filter(|(_, gemm)| !matches!(gemm, Err(Bf16Reason::NotComputed)))
     }
 
     /// True if `next` is the same linear layer of the next block, with the same formats.
@@ -63,7 +69,14 @@ pub fn linear_gemms(spec: &TrainingSpec) -> Vec<LinearGemms> {
         // What is not cut, as experts and the head, has the tokens of a rank.
         let tokens = if linear.tensor_cut().is_some() { spec.batch.tokens() } else { spec.own_tokens() };
         let rows = linear.input_rows(tokens, ranks.experts);
-        let gemms = LinearGemm::ALL.map(|gemm| scaled_gemm(block, linear, gemm, rows, m, &numerics));
+        let is_computed = match block {
+            Some(block) => m.computed_gemms(block, linear),
+            None => [true, true, m.adapter.is_none()],
+        };
+        let gemms = LinearGemm::ALL.map(|gemm| match is_computed[gemm as usize] {
+            true => scaled_gemm(block, linear, gemm, rows, m, &numerics),
+            false => Err(Bf16Reason::NotComputed),
+        });
         let extents = [linear.outputs(), linear.inputs];
         let blocks = block.map_or(0..0, |block| block..block + 1);
         LinearGemms { blocks, site: linear.site.to_owned(), extents, experts: linear.experts, gemms }
@@ -135,5 +148,6 @@ pub fn fp8_share(layers: &[LinearGemms]) -> f64 {
     let of_blocks = || layers.iter().filter(|layer| !layer.is_head());
     let in_fp8 =
         |layer: &LinearGemms| layer.size() * layer.gemms.iter().filter(|gemm| gemm.is_ok()).count() as f64;
-    of_blocks().map(in_fp8).sum::<f64>() / of_blocks().map(|layer| 3.0 * layer.size()).sum::<f64>().max(1.0)
+    let all = |layer: &LinearGemms| layer.size() * layer.computed().count() as f64;
+    of_blocks().map(in_fp8).sum::<f64>() / of_blocks().map(all).sum::<f64>().max(1.0)
 }

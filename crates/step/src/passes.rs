@@ -7,13 +7,13 @@ use crate::error::ProgramError;
 use crate::layout::Layout;
 use crate::training_spec::TrainingSpec;
 use crate::update;
-use xtrain_model::Numerics;
 use xtrain_model::decoder::io;
+use xtrain_model::{ModelRanks, Numerics, PipelineStage};
 use xtrain_ops::registry::ragged_ops;
 use xtrain_ops::{PassSet, rewrites};
 use xtrain_program::fold::Folded;
 use xtrain_program::{
-    Origin, Program, Root, Stage, StaticScale, ValueId, backward, fold as folding, fuse as rewriting,
+    Origin, Program, Root, Stage, StaticScale, ValueId, backward, fold as folding, fuse as rewriting, join,
     measure_casts, narrow as narrowing, overlap, pipeline, precision, quantize, recompute, refresh, save_fp8,
     shard, tails, wire,
 };
@@ -195,6 +195,8 @@ pub struct Setting<'a> {
     /// Blocks of the model.
     layers: usize,
     layout: &'a Layout,
+    /// The chunk of a stage of a pipeline that is traced.
+    chunk: usize,
     step: Option<StepParts<'a>>,
 }
 
@@ -211,13 +213,13 @@ struct StepParts<'a> {
 impl<'a> Setting<'a> {
     /// Evaluation and generation: a forward alone.
     pub fn forward(numerics: &'a Numerics, layers: usize, layout: &'a Layout) -> Self {
-        Setting { numerics, layers, layout, step: None }
+        Setting { numerics, layers, layout, chunk: 0, step: None }
     }
 
     /// A training step in the formats `numerics` of its own.
     pub fn training(spec: &'a TrainingSpec, numerics: &'a Numerics, layout: &'a Layout) -> Self {
         let step = Some(StepParts { spec, measured: None, updates: true });
-        Setting { numerics, layers: spec.model.layers.len(), layout, step }
+        Setting { numerics, layers: spec.model.layers.len(), layout, chunk: 0, step }
     }
 
     /// Forward and backward of a training step, with casts measured if `measured` is given.
@@ -228,13 +230,15 @@ impl<'a> Setting<'a> {
         measured: Option<&'a Numerics>,
     ) -> Self {
         let step = Some(StepParts { spec, measured, updates: false });
-        Setting { numerics, layers: spec.model.layers.len(), layout, step }
+        Setting { numerics, layers: spec.model.layers.len(), layout, chunk: 0, step }
     }
 
-    /// The stage among those of the pipeline.
+    /// The neighbours of the stage in the pipeline. Chunks of a stage go around it: after the last stage
+    /// comes the first.
     fn place(&self) -> pipeline::StagePlace {
         let groups = self.layout.parallel().pipeline_groups();
-        pipeline::StagePlace { groups, stage: self.layout.stage().index }
+        let PipelineStage { index, count, .. } = self.layout.stage();
+        pipeline::StagePlace { groups, previous: (index + count - 1) % count, next: (index + 1) % count }
     }
 
     fn measured(&self) -> Option<&'a Numerics> {
@@ -258,15 +262,50 @@ impl<'a> Setting<'a> {
     }
 }
 
-/// Runs all passes on a traced program.
-pub fn run(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramError> {
-    PIPELINE.iter().try_fold(program, |program, pass| (pass.run)(program, setting))
+/// Traces a model, or each chunk of a stage of a pipeline, and runs all passes.
+pub fn run<T>(trace: T, setting: &Setting<'_>) -> Result<Program, ProgramError>
+where
+    T: Fn(ModelRanks) -> Result<Program, ProgramError>,
+{
+    run_passes(trace, setting, PIPELINE)
 }
 
-/// Runs the passes up to and including the one of this name.
-pub fn run_to(program: Program, setting: &Setting<'_>, last: &str) -> Result<Program, ProgramError> {
+/// As [`run`], with the passes up to and including the one of this name.
+pub fn run_to<T>(trace: T, setting: &Setting<'_>, last: &str) -> Result<Program, ProgramError>
+where
+    T: Fn(ModelRanks) -> Result<Program, ProgramError>,
+{
     let end = PIPELINE.iter().position(|pass| pass.name == last).map_or(PIPELINE.len(), |at| at + 1);
-    PIPELINE[..end].iter().try_fold(program, |program, pass| (pass.run)(program, setting))
+    run_passes(trace, setting, &PIPELINE[..end])
+}
+
+/// The last pass of a chunk by itself. Then chunks become one program, since a stage has one update.
+const LAST_OF_CHUNKS: &str = "shard";
+
+fn run_passes<T>(trace: T, setting: &Setting<'_>, passes: &[Pass]) -> Result<Program, ProgramError>
+where
+    T: Fn(ModelRanks) -> Result<Program, ProgramError>,
+{
+    let run = |passes: &[Pass], program: Program, setting: &Setting<'_>| {
+        passes.iter().try_fold(program, |program, pass| (pass.run)(program, setting))
+    };
+    let ranks = match setting.step {
+        Some(StepParts { spec, .. }) => spec.ranks(),
+        None => setting.layout.ranks(),
+    };
+    let chunks = ranks.stage.chunks;
+    if chunks == 1 {
+        return run(passes, trace(ranks)?, setting);
+    }
+    let joined_after =
+        passes.iter().position(|pass| pass.name == LAST_OF_CHUNKS).map_or(passes.len(), |at| at + 1);
+    let (of_chunks, of_all) = passes.split_at(joined_after);
+    let of_chunk = |chunk: usize| {
+        let ranks = ModelRanks { stage: ranks.stage.of_chunk(chunk), ..ranks };
+        run(of_chunks, trace(ranks)?, &Setting { chunk, ..*setting })
+    };
+    let programs = (0..chunks).map(of_chunk).collect::<Result<Vec<_>, _>>()?;
+    run(of_all, join(programs), setting)
 }
 
 /// Runs the passes after the one of this name.
@@ -280,11 +319,13 @@ fn fold(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramError
     if !parallel.reduce.is_any_mesh() || ranks.tensor.size == 1 {
         return Ok(program);
     }
+    let maxima: Vec<String> = (0..setting.layers).map(io::rows_needed).collect();
     let folded = Folded {
         traced: ranks.tensor,
         ranks: ranks.processes(),
         by_token: &[io::TOKENS, io::TARGETS, io::SOURCES, io::PADDING],
         by_part: &[io::RNG],
+        maxima: &maxima,
     };
     Ok(folding::apply(program, &folded, &PassSet)?)
 }
@@ -295,7 +336,9 @@ fn connect(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramEr
         return Ok(program);
     }
     let mut program = pipeline::connect(program, setting.place(), [io::STREAM, io::NEXT_STREAM], &PassSet)?;
-    program.slots = setting.step.map_or(0, |_| stage.in_flight());
+    if setting.step.is_some() {
+        program.slots = vec![stage.in_flight()[setting.chunk]];
+    }
     Ok(program)
 }
 

@@ -7,12 +7,12 @@ use crate::passes::{self, Setting};
 use crate::scored_shape::ScoredShape;
 use crate::training_spec::TrainingSpec;
 use xtrain_model::decoder::{Batch, Context, Loss, io, trace_logits, trace_loss, trace_scores};
-use xtrain_model::{Architecture, Init, ModelRanks, Numerics};
+use xtrain_model::{Architecture, Init, ModelRanks, Numerics, ParameterSpec};
 use xtrain_ops::PassSet;
 use xtrain_ops::collective::{Receive, Send};
 use xtrain_ops::normal::Normal;
-use xtrain_program::{Program, Role, Stage, StateKind, Storage, Tracer, refresh};
-use xtrain_tensor::{DType, Shape, TensorType};
+use xtrain_program::{Program, Role, Stage, StateKind, Storage, TraceError, Tracer, refresh};
+use xtrain_tensor::{DType, Philox, Shape, TensorType};
 
 /// Bytes of a program's state that checkpoints contain.
 pub fn saved_bytes(program: &Program) -> usize {
@@ -32,20 +32,20 @@ pub fn reference(spec: &TrainingSpec) -> Result<Option<Program>, ProgramError> {
 }
 
 fn training_in(spec: &TrainingSpec, layout: &Layout) -> Result<Program, ProgramError> {
-    passes::run(traced(spec)?, &Setting::training(spec, &spec.numerics(), layout))
+    passes::run(|ranks| traced(spec, ranks), &Setting::training(spec, &spec.numerics(), layout))
 }
 
 /// The training step after the pass of this name ([`passes::PIPELINE`]).
 pub fn training_after(spec: &TrainingSpec, pass: &str) -> Result<Program, ProgramError> {
-    passes::run_to(traced(spec)?, &Setting::training(spec, &spec.numerics(), &Layout::from_spec(spec)?), pass)
+    let (numerics, layout) = (spec.numerics(), Layout::from_spec(spec)?);
+    passes::run_to(|ranks| traced(spec, ranks), &Setting::training(spec, &numerics, &layout), pass)
 }
 
 /// Forward and backward of a micro-batch of the training step.
 pub fn differentiation(spec: &TrainingSpec) -> Result<Program, ProgramError> {
-    passes::run(
-        traced(spec)?,
-        &Setting::differentiation(spec, &spec.numerics(), &Layout::from_spec(spec)?, None),
-    )
+    let (numerics, layout) = (spec.numerics(), Layout::from_spec(spec)?);
+    let setting = Setting::differentiation(spec, &numerics, &layout, None);
+    passes::run(|ranks| traced(spec, ranks), &setting)
 }
 
 /// Forward and backward of a micro-batch of the training step, in which the casts of `casts` are measured on
@@ -53,15 +53,16 @@ pub fn differentiation(spec: &TrainingSpec) -> Result<Program, ProgramError> {
 /// `spec`.
 pub fn inspection(spec: &TrainingSpec, casts: &Numerics) -> Result<Program, ProgramError> {
     let (numerics, layout) = (spec.numerics(), Layout::from_spec(spec)?);
-    passes::run(traced(spec)?, &Setting::differentiation(spec, &numerics, &layout, Some(casts)))
+    let setting = Setting::differentiation(spec, &numerics, &layout, Some(casts));
+    passes::run(|ranks| traced(spec, ranks), &setting)
 }
 
-/// The forward of a micro-batch, up to the loss.
-fn traced(spec: &TrainingSpec) -> Result<Program, ProgramError> {
+/// The forward of a micro-batch, up to the loss, of what a rank of `ranks` computes.
+fn traced(spec: &TrainingSpec, ranks: ModelRanks) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     let (document_mask, deterministic) = (spec.document_mask, spec.attention_deterministic);
-    let context = Context::Sequence { document_mask, deterministic, ranks: spec.ranks() };
-    let (loss, dropout) = (spec.loss, spec.dropout);
+    let context = Context::Sequence { document_mask, deterministic, ranks };
+    let (loss, dropout) = (spec.loss, Some(spec.dropout));
     trace_loss(&mut tracer, &spec.model, spec.batch, context, loss, dropout, spec.fixed_routing)?;
     Ok(tracer.finish())
 }
@@ -75,10 +76,11 @@ pub fn evaluation(
     document_mask: bool,
     loss: Loss,
 ) -> Result<Program, ProgramError> {
-    let mut tracer = Tracer::default();
-    let context = Context::Sequence { document_mask, deterministic: true, ranks: layout.ranks() };
-    trace_loss(&mut tracer, model, batch, context, loss, 0.0, None)?;
-    forward(tracer, model, numerics, layout)
+    let trace = |t: &mut Tracer, ranks| {
+        let context = Context::Sequence { document_mask, deterministic: true, ranks };
+        trace_loss(t, model, batch, context, loss, None, None)
+    };
+    forward(trace, model, numerics, layout)
 }
 
 /// The logits of some tokens of a batch.
@@ -90,9 +92,8 @@ pub fn logits(
     context: Context,
     rows: usize,
 ) -> Result<Program, ProgramError> {
-    let mut tracer = Tracer::default();
-    trace_logits(&mut tracer, model, batch, context, rows)?;
-    let mut program = forward(tracer, model, numerics, layout)?;
+    let trace = |t: &mut Tracer, ranks| trace_logits(t, model, batch, context.with_ranks(ranks), rows);
+    let mut program = forward(trace, model, numerics, layout)?;
     if !context.stage().is_whole() {
         let dtype = numerics.recipe.precision().compute;
         share_logits(&mut program, TensorType::new(dtype, [rows, model.vocab_size]), layout)?;
@@ -128,11 +129,12 @@ pub fn scores(
     shape: ScoredShape,
     sequences: usize,
 ) -> Result<Program, ProgramError> {
-    let mut tracer = Tracer::default();
-    let context = Context::Sequence { document_mask: false, deterministic: true, ranks: layout.ranks() };
     let batch = Batch { sequences, seq_len: shape.seq_len };
-    trace_scores(&mut tracer, model, batch, context, &shape.chunks(sequences))?;
-    forward(tracer, model, numerics, layout)
+    let trace = |t: &mut Tracer, ranks| {
+        let context = Context::Sequence { document_mask: false, deterministic: true, ranks };
+        trace_scores(t, model, batch, context, &shape.chunks(sequences))
+    };
+    forward(trace, model, numerics, layout)
 }
 
 /// The programs that score tasks between the steps of `spec`.
@@ -143,14 +145,19 @@ pub fn scored(spec: &TrainingSpec) -> Result<Vec<Program>, ProgramError> {
     spec.scored.iter().map(program).collect()
 }
 
-/// The traced forward in these formats.
+/// The forward in these formats, given its trace.
 fn forward(
-    tracer: Tracer,
+    trace: impl Fn(&mut Tracer, ModelRanks) -> Result<(), TraceError>,
     model: &Architecture,
     numerics: &Numerics,
     layout: &Layout,
 ) -> Result<Program, ProgramError> {
-    passes::run(tracer.finish(), &Setting::forward(numerics, model.layers.len(), layout))
+    let traced = |ranks| {
+        let mut tracer = Tracer::default();
+        trace(&mut tracer, ranks)?;
+        Ok(tracer.finish())
+    };
+    passes::run(traced, &Setting::forward(numerics, model.layers.len(), layout))
 }
 
 /// The program that holds the parameters of a model in one process and refreshes compute copies after the
@@ -162,8 +169,9 @@ pub fn weights(model: &Architecture, numerics: &Numerics) -> Result<Program, Pro
     let program = refresh(&logits(model, numerics, &Layout::alone(), batch, context, 1)?)?;
     // No GEMM reads these, so nothing refreshes a copy of them.
     let mut t = Tracer::new(program, Stage::Update, Role::Update);
-    for p in model.parameters().iter().filter(|p| !p.group.is_trained()) {
-        t.state(StateKind::Master, &p.name, TensorType::new(DType::F32, Shape::new(&p.shape)));
+    for p in model.parameters().iter().filter(|p| !p.group.has_gradient()) {
+        let kind = if p.is_frozen { StateKind::Frozen } else { StateKind::Master };
+        t.state(kind, &p.name, TensorType::new(DType::F32, Shape::new(&p.shape)));
     }
     Ok(t.finish())
 }
@@ -185,15 +193,25 @@ pub fn refresh(program: &Program) -> Result<Program, ProgramError> {
 /// The Philox stream of initialisation; steps use their own numbers.
 const INIT_STREAM: u32 = u32::MAX;
 
+/// The parameters with the numbers of their streams: those of the model come first, so that adapters change
+/// none.
+pub(crate) fn streams(model: &Architecture) -> impl Iterator<Item = (u32, ParameterSpec)> + use<> {
+    let (adapters, own): (Vec<_>, Vec<_>) =
+        model.parameters().into_iter().partition(ParameterSpec::is_adapter);
+    own.into_iter().chain(adapters).enumerate().map(|(stream, p)| (stream as u32, p))
+}
+
+/// The random numbers with which a parameter of this stream begins.
+pub(crate) fn init_numbers(seed: u64, stream: u32) -> Philox {
+    Philox::new(seed, INIT_STREAM, stream)
+}
+
 /// Draws the masters that start from normal numbers, or this rank's rows of them. The standard deviation is
 /// `std` times the factor of each parameter.
 pub fn initial(model: &Architecture, layout: &Layout, seed: u64, std: f64) -> Result<Program, ProgramError> {
     let mut t = Tracer::default();
-    for (site, p) in model.parameters().iter().enumerate() {
+    for (site, p) in streams(model).filter(|(_, p)| !p.is_frozen && layout.has(&p.name)) {
         let Init::Normal(scale) = p.init else { continue };
-        if !layout.has(&p.name) {
-            continue;
-        }
         let whole = TensorType { dtype: DType::F32, shape: Shape::new(&p.shape) };
         let rows = layout.held(StateKind::Master, &p.name).map_or(0..p.shape[0], |held| held.rows);
         let padded = layout.cut_of(StateKind::Master, &p.name).map_or(rows.len(), |cut| cut.piece_rows);
@@ -205,7 +223,7 @@ pub fn initial(model: &Architecture, layout: &Layout, seed: u64, std: f64) -> Re
             std: std as f32 * scale,
             seed,
             step: INIT_STREAM,
-            site: site as u32,
+            site,
             first_element: (rows.start * row) as u64,
             elements: rows.len() * row,
         };

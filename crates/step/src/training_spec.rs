@@ -41,7 +41,7 @@ pub struct TrainingSpec {
     pub optimizer: Optimizer,
     /// The ranks that train the model, and how they share the work.
     pub parallel: Parallel,
-    /// The blocks of each stage of a pipeline; empty without one.
+    /// The blocks of each stage of a pipeline, chunk by chunk; empty without one.
     pub split: Vec<usize>,
     /// The room for rows of experts on a rank; None for one in which every routing fits.
     pub capacity: Option<Capacity>,
@@ -64,12 +64,12 @@ impl TrainingSpec {
 
     /// The part of the model that this rank computes.
     pub fn stage(&self) -> PipelineStage {
-        PipelineStage::of(self.parallel.stage(), &self.split)
+        PipelineStage::of(self.parallel.stage(), self.parallel.pipeline, &self.split)
     }
 
     /// How ranks share the computation of the model.
     pub fn ranks(&self) -> ModelRanks {
-        let ranks = ModelRanks::of_run(&self.parallel, self.stage(), self.model.mesh_parts());
+        let ranks = ModelRanks::of_run(&self.parallel, self.stage(), self.model.parts(&self.parallel));
         ModelRanks { experts: self.expert_ranks(), ..ranks }
     }
 
@@ -137,8 +137,8 @@ impl TrainingSpec {
 
     /// This step of one process, with as many micro-batches.
     pub fn in_one_process(&self) -> TrainingSpec {
-        let (rank, pipeline, replicas, expert, tensor) = (Rank::ALONE, 1, 1, 1, 1);
-        let parallel = Parallel { rank, pipeline, replicas, expert, tensor, ..self.parallel };
+        let (rank, pipeline, chunks, replicas, expert, tensor) = (Rank::ALONE, 1, 1, 1, 1, 1);
+        let parallel = Parallel { rank, pipeline, chunks, replicas, expert, tensor, ..self.parallel };
         TrainingSpec { parallel, split: Vec::new(), ..self.clone() }
     }
 
@@ -152,11 +152,16 @@ impl TrainingSpec {
         spec
     }
 
-    /// This step of the first `blocks` blocks of its model, in stages of about the same time.
+    /// This step of the first `blocks` blocks of its model, in stages of about the same time. If none of them
+    /// has experts, ranks share none.
     pub fn with_blocks(&self, blocks: usize) -> TrainingSpec {
         let model = self.model.truncated(blocks);
-        let split = PipelineStage::balanced_split(&model, self.batch.seq_len, self.parallel.pipeline);
-        TrainingSpec { model, split, ..self.clone() }
+        let Parallel { pipeline, chunks, .. } = self.parallel;
+        let split = PipelineStage::balanced_split(&model, self.batch.seq_len, pipeline * chunks);
+        let has_experts = model.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
+        let expert = if has_experts { self.parallel.expert } else { 1 };
+        let parallel = Parallel { expert, ..self.parallel };
+        TrainingSpec { model, split, parallel, ..self.clone() }
     }
 
     /// This step of another model, in all blocks of which it recomputes.

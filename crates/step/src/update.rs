@@ -7,6 +7,7 @@ use std::sync::Arc;
 use xtrain_model::decoder::{SumsOf, io, zeros};
 use xtrain_model::optimizer::{Controls, Updated};
 use xtrain_model::{Architecture, DelayedScales, Experts, ParameterGroup, ParameterSpec};
+use xtrain_ops::add::Add;
 use xtrain_ops::balance_bias::BalanceBias;
 use xtrain_ops::clip::Clip;
 use xtrain_ops::collective::AllGather;
@@ -110,36 +111,66 @@ fn gather_of_rows(parallel: &Parallel) -> AllGather {
     AllGather { groups: parallel.world(), first: 0, rows: parallel.rank.world_size }
 }
 
-/// The loss, the objective and the sums of a micro-batch; zeros for what another stage computes.
-fn losses_of(program: Program) -> (Program, Vec<ValueId>) {
-    let [loss, objective, sums] = [io::LOSS, io::OBJECTIVE, io::SUMS].map(|name| program.output(name));
-    let mut t = Tracer::new(program, Stage::Forward, Role::Forward);
-    let numbers = [loss, objective].map(|loss| loss.unwrap_or_else(|| zeros(&mut t, &[])));
-    (t.finish(), numbers.into_iter().chain(sums).collect())
+/// The loss, the objective and the sums of a micro-batch, with zeros for what another stage computes; with
+/// sums for any world, those of each micro-batch in one value. Those of a stage's chunks are added.
+fn losses(mut program: Program, parallel: &Parallel) -> Result<(Program, Vec<ValueId>), TraceError> {
+    let last = program.slots.len().saturating_sub(1);
+    let mut of_chunks = Vec::new();
+    for chunk in 0..=last {
+        let is_last = chunk == last;
+        let sums = program.output(&io::sums((!is_last).then_some(chunk)));
+        if !is_last && sums.is_none() {
+            continue;
+        }
+        let numbers = [io::LOSS, io::OBJECTIVE].map(|name| program.output(name).filter(|_| is_last));
+        let mut t = Tracer::new(program, Stage::Forward, Role::Forward);
+        let numbers = numbers.map(|loss| loss.unwrap_or_else(|| zeros(&mut t, &[])));
+        program = t.finish();
+        let mut values: Vec<ValueId> = numbers.into_iter().chain(sums).collect();
+        if parallel.reduce.is_any_world() {
+            let (recorded, kept) = record_losses(program, chunk, &values, parallel.tree_micro_steps)?;
+            (program, values) = (recorded, vec![kept]);
+        }
+        of_chunks.push(values);
+    }
+    let mut t = Tracer::new(program, Stage::Update, Role::Update);
+    let mut losses = of_chunks.pop().unwrap_or_default();
+    for chunk in of_chunks {
+        for (sum, value) in losses.iter_mut().zip(chunk) {
+            *sum = t.site("losses").emit(Add, &[*sum, value])?[0];
+        }
+    }
+    Ok((t.finish(), losses))
 }
 
 /// Keeps the losses of each micro-step, so that they are added in the same order in any world.
 fn record_losses(
     mut program: Program,
+    chunk: usize,
     losses: &[ValueId],
     micro_steps: usize,
 ) -> Result<(Program, ValueId), TraceError> {
+    let name = format!("{}.{chunk}", io::LOSS);
     for output in program.instances.iter_mut().flat_map(|i| &mut i.outputs) {
         if losses.contains(&output.value) {
             output.mode = WriteMode::Assign;
         }
     }
     // In a stage of a pipeline, other forwards may run before the backward.
-    let stage = if program.slots > 0 { Stage::Forward } else { Stage::Backward };
+    let stage = if program.slots.is_empty() { Stage::Backward } else { Stage::Forward };
     let mut t = Tracer::new(program, stage, Role::Reduce);
     let micro_step = t.input(MICRO_STEP, TensorType::new(DType::U32, []));
     let columns = losses.iter().map(|&loss| t.ty(loss).numel()).sum();
-    let kept = t.state(StateKind::Losses, io::LOSS, TensorType::new(DType::F32, [micro_steps, columns]));
+    let kept = t.state(StateKind::Losses, &name, TensorType::new(DType::F32, [micro_steps, columns]));
     // The loss and the objective, then those of sources, if any.
     let (numbers, sources) = losses.split_at(2);
     let inputs = [numbers, &[micro_step, kept], sources].concat();
     t.site("losses").emit_into(RecordLosses, &inputs, &[Some(kept)])?;
-    Ok((t.finish(), kept))
+    let mut program = t.finish();
+    if let Some(recording) = program.instances.last_mut() {
+        recording.chunk = chunk;
+    }
+    Ok((program, kept))
 }
 
 /// The numbers of a step by which clipping decides.
@@ -249,7 +280,7 @@ fn squares_of_stage(
     }
     let mut pieces = vec![Vec::new(); parallel.pipeline];
     let mut elements_of: HashMap<String, usize> = HashMap::new();
-    for p in model.parameters().into_iter().filter(|p| p.group.is_trained()) {
+    for p in model.parameters().into_iter().filter(|p| p.is_trained()) {
         let cut = layout.cuts()[&p.name];
         let rows = if layout.cuts_state() { cut.shard.piece_rows } else { cut.shard.rows };
         let unit = if is_any_world { layout.unit_rows(&p.name) } else { rows };
@@ -291,7 +322,7 @@ fn balance(
     let biases: Vec<ValueId> = model
         .parameters()
         .iter()
-        .filter(|p| p.group == ParameterGroup::RouterBias)
+        .filter(|p| p.group == ParameterGroup::RouterBias && !p.is_frozen)
         .map(|p| t.state(StateKind::Master, &p.name, TensorType::new(DType::F32, Shape::new(&p.shape))))
         .collect();
     let targets: Vec<_> = biases.iter().copied().map(Some).collect();
@@ -363,19 +394,14 @@ fn amaxes(
 /// Appends the scales of the next step, gradient norm, clip and the optimizer's update.
 pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Result<Program, TraceError> {
     let mut specs = spec.model.parameters();
-    specs.retain(|p| p.group.is_trained());
+    specs.retain(|p| p.is_trained());
     let specs: HashMap<&str, (usize, &ParameterSpec)> =
         specs.iter().enumerate().map(|(index, p)| (p.name.as_str(), (index, p))).collect();
     let parameters = program.parameters.clone();
     let parallel = layout.parallel();
     let (objective, sums) = (program.output(io::OBJECTIVE), program.output(io::SUMS));
-    let mut losses;
-    (program, losses) = losses_of(program);
-    if parallel.reduce.is_any_world() && losses.len() > 1 {
-        let kept;
-        (program, kept) = record_losses(program, &losses, parallel.tree_micro_steps)?;
-        losses = vec![kept];
-    }
+    let losses;
+    (program, losses) = self::losses(program, parallel)?;
     let rows_needed = rows_needed(&program, spec);
     let amax = program.state(StateKind::Amax, quantize::AMAX);
     let delayed = program.delayed.clone();
@@ -407,6 +433,7 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
     // Every traced parameter is in the list, because tracing declares parameters from it.
     let updated: Vec<_> = parameters
         .iter()
+        .filter(|parameter| parameter.gradient.is_some())
         .map(|parameter| {
             let (index, spec) = specs[&*parameter.name];
             let held = layout.held(StateKind::Master, &parameter.name);
@@ -415,7 +442,7 @@ pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Res
             Updated { parameter, spec, index, first_element: (first_row * row) as u64 }
         })
         .collect();
-    spec.optimizer.trace(&mut t, &updated, Controls { lr, coefficient, applied, skip })?;
+    spec.optimizer.trace(&mut t, &updated, Controls { lr, coefficient, applied, skip }, parallel.rank)?;
     t.output(update_io::GRAD_NORM, norm);
     t.output(update_io::SKIPPED, skip);
     Ok(t.finish())

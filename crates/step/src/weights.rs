@@ -5,10 +5,10 @@ use crate::layout::{HeldRows, Layout};
 use crate::programs;
 use std::time::Instant;
 use xtrain_model::decoder::io;
-use xtrain_model::{Architecture, Init, Numerics};
+use xtrain_model::{Architecture, Init, Numerics, ParameterSpec};
 use xtrain_program::{Program, StateKind, TENSOR_PLACE, fold};
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry};
-use xtrain_tensor::TensorType;
+use xtrain_tensor::{DType, HostTensor, Shape, TensorType, View, ViewMut};
 
 /// A model on an engine. Its masters are zero until they are initialised or written.
 pub struct Weights {
@@ -96,51 +96,105 @@ impl Weights {
         // Drawn on the device, because a copy from the host would take longer than the rest of the start.
         let normal = self.engine.load(programs::initial(&self.model, &self.layout, seed, std)?)?;
         self.engine.run(normal, Part::Whole)?;
-        for p in self.model.parameters() {
-            if !self.layout.has(&p.name) {
-                continue;
-            }
-            let value = match p.init {
-                Init::Zeros => 0.0,
-                Init::Ones => 1.0,
-                Init::Normal(_) => continue,
-            };
-            self.write_master(&p.name, &vec![value; p.shape.iter().product()])?;
-        }
+        self.fill(seed, std, |p| p.is_frozen || !matches!(p.init, Init::Normal(_)))?;
         self.refresh()?;
         tracing::debug!("weights initialised in {:.3} s", begun.elapsed().as_secs_f64());
         Ok(())
     }
 
-    /// The masters that the engine holds: one for each parameter, or this rank's rows with their padding.
+    /// Initialises the adapters: uniform numbers for A, zeros for B.
+    pub fn initialize_adapters(&mut self, seed: u64) -> Result<(), LearnError> {
+        self.fill(seed, 0.0, ParameterSpec::is_adapter)?;
+        self.refresh()
+    }
+
+    /// Draws the parameters that `is_drawn` on the host.
+    fn fill(
+        &mut self,
+        seed: u64,
+        std: f64,
+        is_drawn: impl Fn(&ParameterSpec) -> bool,
+    ) -> Result<(), LearnError> {
+        for (stream, p) in programs::streams(&self.model) {
+            if !self.layout.has(&p.name) || !is_drawn(&p) {
+                continue;
+            }
+            let mut values = vec![0.0; p.shape.iter().product()];
+            let numbers = programs::init_numbers(seed, stream);
+            match p.init {
+                Init::Zeros => {}
+                Init::Ones => values.fill(1.0),
+                Init::Normal(scale) => numbers.fill_normal(std as f32 * scale, &mut values),
+                Init::Uniform(bound) => {
+                    let draw = |n: usize| bound * (2.0 * numbers.uniform(n as u64) - 1.0);
+                    values.iter_mut().enumerate().for_each(|(n, value)| *value = draw(n));
+                }
+            }
+            self.write_parameter(&p.name, &values)?;
+        }
+        Ok(())
+    }
+
+    /// The masters that the engine holds: one for each trained parameter, or this rank's rows with their
+    /// padding.
     pub fn masters(&mut self) -> Vec<StateEntry> {
         let mut entries = self.engine.state_entries();
         entries.retain(|entry| entry.kind == StateKind::Master);
         entries
     }
 
-    /// A parameter's master copy, or this rank's rows of it.
-    pub fn read_master(&mut self, name: &str) -> Result<Vec<f32>, LearnError> {
-        let is_it = |entry: &StateEntry| entry.kind == StateKind::Master && entry.name == name;
-        let unknown = || EngineError::Unknown { what: StateKind::Master.name(), name: name.into() };
-        let entry = self.engine.state_entries().into_iter().find(is_it).ok_or_else(unknown)?;
+    /// The parameters that the engine holds: the masters, and those that are not trained.
+    pub fn parameters(&mut self) -> Vec<StateEntry> {
+        let mut entries = self.engine.state_entries();
+        entries.retain(|entry| is_parameter(entry.kind));
+        entries
+    }
+
+    /// A parameter, or this rank's rows of it: its master, or what is held of one that is not trained.
+    pub fn read_parameter(&mut self, name: &str) -> Result<Vec<f32>, LearnError> {
+        let entry = self.entry(name)?;
         let ty = self.layout.held_type(entry.kind, name, entry.ty);
-        // Into the result at once: these are the largest tensors of a model.
         let mut values = vec![0.0; ty.numel()];
         let held = StateEntry { ty, ..entry };
-        self.engine.copy_state(&[held], &mut [bytemuck::cast_slice_mut(&mut values)])?;
+        if ty.dtype == DType::F32 {
+            // Into the result at once: these are the largest tensors of a model.
+            self.engine.copy_state(&[held], &mut [bytemuck::cast_slice_mut(&mut values)])?;
+        } else {
+            let mut tensor = HostTensor::zeros(ty);
+            self.engine.copy_state(&[held], &mut [tensor.bytes_mut()])?;
+            View::new(ty, tensor.bytes()).widen_into(&mut values);
+        }
         Ok(values)
     }
 
-    /// Overwrites a parameter's master copy, or this rank's rows of it, from all rows; call
-    /// [`Weights::refresh`] after the last one.
-    pub fn write_master(&mut self, name: &str, values: &[f32]) -> Result<(), LearnError> {
-        let rows = self.layout.held(StateKind::Master, name);
+    /// Overwrites a parameter, or this rank's rows of it, from all rows; call [`Weights::refresh`] after the
+    /// last one.
+    pub fn write_parameter(&mut self, name: &str, values: &[f32]) -> Result<(), LearnError> {
+        let kind = self.entry(name)?.kind;
+        let rows = self.layout.held(kind, name);
         let values = rows.map_or(values, |HeldRows { of, rows }| {
             let row = values.len() / of;
             &values[rows.start * row..rows.end * row]
         });
-        self.write_rows(StateKind::Master, name, bytemuck::cast_slice(values))
+        self.write_parameter_rows(name, values)
+    }
+
+    /// Overwrites a parameter, or this rank's rows of it, from those rows.
+    pub fn write_parameter_rows(&mut self, name: &str, values: &[f32]) -> Result<(), LearnError> {
+        let StateEntry { kind, ty, .. } = self.entry(name)?;
+        if ty.dtype == DType::F32 {
+            return self.write_rows(kind, name, bytemuck::cast_slice(values));
+        }
+        let ty = TensorType { shape: Shape::new(&[values.len()]), ..ty };
+        let mut tensor = HostTensor::zeros(ty);
+        ViewMut::new(ty, tensor.bytes_mut(), false).write(values);
+        self.write_rows(kind, name, tensor.bytes())
+    }
+
+    fn entry(&mut self, name: &str) -> Result<StateEntry, EngineError> {
+        let is_it = |entry: &StateEntry| is_parameter(entry.kind) && entry.name == name;
+        let unknown = || EngineError::Unknown { what: "parameter", name: name.into() };
+        self.engine.state_entries().into_iter().find(is_it).ok_or_else(unknown)
     }
 
     /// Overwrites a state value, or this rank's rows of it, from those rows.
@@ -167,6 +221,11 @@ impl Weights {
         self.engine.run(self.refresh, Part::Whole)?;
         Ok(self.engine.outputs(self.refresh).map(drop)?)
     }
+}
+
+/// True for the kinds of state that are parameters.
+fn is_parameter(kind: StateKind) -> bool {
+    matches!(kind, StateKind::Master | StateKind::Frozen)
 }
 
 /// Loads a program and writes the places of this rank that it reads.

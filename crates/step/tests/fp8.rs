@@ -241,9 +241,9 @@ fn a_cast_that_meets_an_infinity_marks_the_step() {
             learner.read_state(StateKind::Master, "blocks.1.mlp.down_proj.weight").expect("a master")
         };
         let name = "blocks.1.mlp_norm.weight";
-        let mut norm = learner.weights().read_master(name).expect("a norm");
+        let mut norm = learner.weights().read_parameter(name).expect("a norm");
         norm[3] = f32::INFINITY;
-        learner.weights().write_master(name, &norm).expect("written");
+        learner.weights().write_parameter(name, &norm).expect("written");
         learner.weights().refresh().expect("refreshed");
         let before = masters(&mut learner);
         assert!(learner.step(0, 1e-2, &[batch(3)]).expect("a step").skipped, "{recipe:?}");

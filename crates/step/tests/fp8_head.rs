@@ -181,9 +181,9 @@ fn an_infinity_in_the_head_marks_the_step() {
     for recipe in Recipe::FP8 {
         let mut learner = common::learner(with_head(recipe, true), SHARP);
         let name = "norm.weight";
-        let mut norm = learner.weights().read_master(name).expect("a norm");
+        let mut norm = learner.weights().read_parameter(name).expect("a norm");
         norm[5] = f32::INFINITY;
-        learner.weights().write_master(name, &norm).expect("written");
+        learner.weights().write_parameter(name, &norm).expect("written");
         learner.weights().refresh().expect("refreshed");
         let batch = random_batch(BATCH, VOCABULARY, 3);
         assert!(learner.step(0, 1e-2, &[batch]).expect("a step").skipped, "{recipe:?}");

@@ -33,7 +33,7 @@ fn weights_begin_with_the_same_bits_on_every_device() {
         if let Init::Normal(scale) = p.init {
             Philox::new(5, u32::MAX, site as u32).fill_normal(SHARP as f32 * scale, &mut expected);
         }
-        assert_eq!(learner.weights().read_master(&p.name).expect("a master"), expected, "{}", p.name);
+        assert_eq!(learner.weights().read_parameter(&p.name).expect("a master"), expected, "{}", p.name);
     }
 }
 
@@ -172,10 +172,10 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_not_counted() {
     let s = spec(small_model(), BATCH);
     let mut l = learner(s.clone(), SHARP);
     let batch = random_batch(BATCH, s.model.vocab_size, 4);
-    let mut poisoned = l.weights().read_master("norm.weight").expect("a master");
+    let mut poisoned = l.weights().read_parameter("norm.weight").expect("a master");
     let good = poisoned.clone();
     poisoned[0] = f32::NAN;
-    l.weights().write_master("norm.weight", &poisoned).expect("writes");
+    l.weights().write_parameter("norm.weight", &poisoned).expect("writes");
     let before: Vec<_> =
         l.saved_state().iter().map(|e| l.read_state(e.kind, &e.name).expect("state")).collect();
     let batch = [batch];
@@ -183,7 +183,7 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_not_counted() {
     let after: Vec<_> =
         l.saved_state().iter().map(|e| l.read_state(e.kind, &e.name).expect("state")).collect();
     assert!(before == after, "a skipped step changed the state");
-    l.weights().write_master("norm.weight", &good).expect("writes");
+    l.weights().write_parameter("norm.weight", &good).expect("writes");
     assert!(!l.step(1, 1e-2, &batch).expect("a step").skipped);
     assert_eq!(l.read_state(StateKind::Counter, "applied").expect("the counter"), 1u32.to_le_bytes());
 }

@@ -30,11 +30,13 @@ impl Parameters {
         let mut shape = parameter.shape.clone();
         shape[0] /= if parameter.experts.is_some() { self.ranks.experts.count } else { 1 };
         let ty = TensorType::new(DType::F32, Shape::new(&shape));
-        match (parameter.group.is_trained(), &parameter.tensor_cut) {
+        match (parameter.group.has_gradient(), &parameter.tensor_cut) {
+            (true, _) if parameter.is_frozen => t.frozen(name, ty),
             (true, Some(by)) if self.ranks.tensor.size > 1 => {
                 t.part(name, ty, TensorCut { groups: self.ranks.tensor, by: by.clone() })
             }
             (true, _) => t.parameter(name, ty),
+            (false, _) if parameter.is_frozen => t.state(StateKind::Frozen, name, ty),
             (false, _) => t.state(StateKind::Master, name, ty),
         }
     }

@@ -106,7 +106,7 @@ static OF_ALL: [Setting; 13] = [
 ];
 
 /// Keys of all families that the model is read from, or that are checked elsewhere.
-const READ: [&str; 26] = [
+const READ: [&str; 27] = [
     "architectures",
     "auto_map",
     "bos_token_id",
@@ -133,6 +133,7 @@ const READ: [&str; 26] = [
     "tie_word_embeddings",
     "use_sliding_window",
     "vocab_size",
+    crate::hf::OPTIMIZER,
 ];
 
 /// Keys of all families that change nothing here, whatever their value: how transformers computes, what it

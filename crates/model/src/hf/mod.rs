@@ -50,8 +50,35 @@ const BALANCE_LOSS: &str = "router_aux_loss_coef";
 /// The key for the context of the first training, in tokens.
 const CONTEXT: &str = "original_max_position_embeddings";
 
+/// The key for the optimizer that trained the weights, if it is not AdamW. Other programs do not know it.
+pub(crate) const OPTIMIZER: &str = "xtrain_optimizer";
+
+/// The value of [`OPTIMIZER`] for Muon.
+const MUON: &str = "muon";
+
 /// The table that describes quantized weights.
 const QUANTIZATION: &str = "quantization_config";
+
+impl HfConfig {
+    /// A warning for a run that tunes the weights with Muon, if the file does not say that Muon trained them.
+    pub fn muon_note(&self) -> Option<String> {
+        let is_of_muon = self.source.get(OPTIMIZER).and_then(Value::as_str) == Some(MUON);
+        (!is_of_muon).then(|| {
+            format!(
+                "no sign that Muon trained these weights (an export of such a run says {OPTIMIZER} = \"{MUON}\"); tuning gains little or loses \
+                 if pre-training used AdamW (arXiv 2502.16982, section 3.5), so compare with optimizer.kind = \"adamw\""
+            )
+        })
+    }
+
+    /// Records in the file whether Muon trained the weights.
+    pub fn set_of_muon(&mut self, is_of_muon: bool) {
+        match is_of_muon {
+            true => self.source.insert(OPTIMIZER.into(), MUON.into()),
+            false => self.source.remove(OPTIMIZER),
+        };
+    }
+}
 
 /// Endings of names that are not imported: tables that the model computes.
 pub const IGNORABLE_SUFFIXES: [&str; 1] = ["rotary_emb.inv_freq"];

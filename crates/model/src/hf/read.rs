@@ -172,7 +172,7 @@ impl Keys<'_> {
     /// show the difference.
     fn refuse_other_quantization(&self) -> Result<(), ModelError> {
         let Some(json) = self.read(QUANTIZATION, "an object", Value::as_object)? else { return Ok(()) };
-        let table = Keys { json, table: Some(QUANTIZATION) };
+        let table = Keys::of_table(json, QUANTIZATION);
         let refuse = |key: &str, only: &str| {
             let value = json.get(key).unwrap_or(&Value::Null);
             Err(fail(format!(

@@ -26,7 +26,7 @@ impl<'a> Keys<'a> {
         let mut theta = self.number("rope_theta")?.map(|theta| ("rope_theta".to_owned(), theta));
         let mut scaling: Option<(&str, RopeScaling)> = None;
         for (key, json) in self.rope_tables() {
-            let table = Keys { json, table: Some(key) };
+            let table = Keys::of_table(json, key);
             let inner = table.number("rope_theta")?.map(|inner| (table.path("rope_theta"), inner));
             if let (Some((a, x)), Some((b, y))) = (&theta, &inner)
                 && x != y

@@ -27,7 +27,7 @@ impl AdamWSpec {
     /// The weight decay of a group.
     pub fn decay(&self, group: ParameterGroup) -> f64 {
         match group {
-            ParameterGroup::Matrix | ParameterGroup::Head => self.weight_decay,
+            ParameterGroup::Matrix | ParameterGroup::Head | ParameterGroup::Adapter => self.weight_decay,
             ParameterGroup::Embedding
             | ParameterGroup::Norm
             | ParameterGroup::Bias
@@ -54,8 +54,8 @@ impl AdamWSpec {
             .try_for_each(|run| self.trace_run(t, run, controls))
     }
 
-    /// One op over parameters that follow each other.
-    fn trace_run(
+    /// One op over parameters that follow each other, or whose moments are f32.
+    pub(super) fn trace_run(
         &self,
         t: &mut Tracer,
         parameters: &[Updated<'_>],

@@ -5,17 +5,24 @@
 //! Gradient norm, clipping and the learning rate are the caller's ([`Controls`]).
 
 mod adamw;
+mod exchange;
+mod muon;
 
 pub use adamw::AdamWSpec;
+pub use muon::MuonSpec;
 
-use crate::ParameterSpec;
+use crate::{ParameterGroup, ParameterSpec};
 use xtrain_program::{Parameter, StateKind, TraceError, Tracer, ValueId};
+use xtrain_rank::Rank;
+use xtrain_tensor::DType;
 
 /// An optimizer with its constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Optimizer {
     /// AdamW (Loshchilov & Hutter, arXiv 1711.05101).
     AdamW(AdamWSpec),
+    /// Muon (Jordan et al. 2024) of the blocks' matrices, AdamW of all other parameters.
+    Muon(MuonSpec),
 }
 
 /// A parameter that is updated: its values in the program, and its entry in the model's list with its group
@@ -46,31 +53,46 @@ pub struct Controls {
 }
 
 impl Optimizer {
-    /// Traces the update of `parameters`, in their order: new masters, their copies in other types, and the
+    /// Traces the update of `parameters` on `rank`: new masters, their copies in other types, and the
     /// optimizer's state.
     pub fn trace(
         &self,
         t: &mut Tracer,
         parameters: &[Updated<'_>],
         controls: Controls,
+        rank: Rank,
     ) -> Result<(), TraceError> {
         match self {
             Optimizer::AdamW(adamw) => adamw.trace(t, parameters, controls),
+            Optimizer::Muon(muon) => muon.trace(t, parameters, controls, rank),
         }
     }
 
-    /// The kinds of state that it holds for each parameter. A run may go on with them in another element
-    /// type.
-    pub fn state(&self) -> &'static [StateKind] {
+    /// The kinds of state that it holds for a parameter of this group. A run may go on with them in another
+    /// element type.
+    pub fn state(&self, group: ParameterGroup) -> &'static [StateKind] {
         match self {
-            Optimizer::AdamW(_) => &AdamWSpec::STATE,
+            Optimizer::Muon(_) if MuonSpec::updates(group) => &MuonSpec::STATE,
+            Optimizer::AdamW(_) | Optimizer::Muon(_) => &AdamWSpec::STATE,
+        }
+    }
+
+    /// The kinds of state that it holds for any parameter.
+    pub fn kinds_of_state(&self) -> &'static [StateKind] {
+        &AdamWSpec::STATE
+    }
+
+    /// The element type of its state.
+    pub fn state_dtype(&self) -> DType {
+        match self {
+            Optimizer::AdamW(adamw) | Optimizer::Muon(MuonSpec { adamw, .. }) => adamw.moments,
         }
     }
 
     /// The name of its state in messages.
     pub fn state_name(&self) -> &'static str {
         match self {
-            Optimizer::AdamW(_) => "moments",
+            Optimizer::AdamW(_) | Optimizer::Muon(_) => "moments",
         }
     }
 
@@ -82,6 +104,8 @@ impl Optimizer {
                 let (smaller, setting) = adamw.smaller()?;
                 Some((Optimizer::AdamW(smaller), setting))
             }
+            // Its moment is f32.
+            Optimizer::Muon(_) => None,
         }
     }
 }

@@ -52,5 +52,5 @@ pub(crate) fn instantiate(
         outputs.push(Output { value, mode: WriteMode::Assign });
     }
     let lane = code.op().collective().map_or(Lane::Compute, |_| Lane::Communication);
-    Ok(Instance { code, inputs: inputs.to_vec(), outputs, origin, lane, when: When::Always })
+    Ok(Instance { code, inputs: inputs.to_vec(), outputs, origin, lane, when: When::Always, chunk: 0 })
 }

@@ -32,10 +32,10 @@ pub struct Program {
     pub delayed: Vec<Delayed>,
     /// The casts that [`crate::measure_casts`] measures.
     pub measured: Vec<MeasuredCast>,
-    /// Micro-batches whose forward may have run when the backward of the first of them has not, if it is a
-    /// stage of a pipeline: engines then run forward and backward apart, and keep what the backward reads of
-    /// each micro-batch in a slot of its own. Otherwise 0.
-    pub slots: usize,
+    /// Of each chunk of a stage of a pipeline, the micro-batches whose forward may have run when the backward
+    /// of the first of them has not: engines then run the forward and the backward of each chunk apart, and
+    /// keep what the backward reads of each micro-batch in a slot of its own. Otherwise empty.
+    pub slots: Vec<usize>,
 }
 
 /// A parameter and the state values that belong to it.
@@ -108,6 +108,8 @@ pub struct Instance {
     pub lane: Lane,
     /// The micro-steps in which it runs.
     pub when: When,
+    /// The chunk of a stage of a pipeline to whose forward or backward it belongs; 0 without several.
+    pub chunk: usize,
 }
 
 /// The op of an instance. Ops traced by a model can be differentiated; ops emitted by a pass need not be.
@@ -240,6 +242,11 @@ impl Program {
         let values = |p: &Parameter| [Some(p.master), p.compute];
         let indexed = self.parameters.iter().enumerate();
         indexed.flat_map(|(n, p)| values(p).into_iter().flatten().map(move |v| (v, n))).collect()
+    }
+
+    /// True if a parameter is not trained.
+    pub fn is_frozen(&self, parameter: &Parameter) -> bool {
+        matches!(self.value(parameter.master).storage, Storage::State { kind: StateKind::Frozen, .. })
     }
 
     /// The number of elements of all parameters.

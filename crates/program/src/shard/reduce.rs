@@ -47,7 +47,7 @@ pub(super) fn reduce(
     let reduced: HashSet<ValueId> = program
         .parameters
         .iter()
-        .filter(|p| is_reduced_in_each_micro_step(&cuts[&*p.name], levels, parallel))
+        .filter(|p| p.gradient.is_some() && is_reduced_in_each_micro_step(&cuts[&*p.name], levels, parallel))
         .flat_map(gradients_of)
         .collect();
     let all: HashSet<ValueId> = program.parameters.iter().flat_map(gradients_of).collect();

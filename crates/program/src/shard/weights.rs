@@ -44,7 +44,7 @@ pub(super) fn gather(
     }
     // Where forward and backward run apart, neither finds what the other has gathered.
     let first_of_backward = program.instances.iter().position(|i| i.origin.stage == Stage::Backward);
-    let apart = first_of_backward.filter(|_| program.slots > 0);
+    let apart = first_of_backward.filter(|_| !program.slots.is_empty());
     let placed = copies.place(&windows, prefetch_blocks, apart);
     copies.insert(program, placed)
 }
@@ -203,7 +203,8 @@ impl Copies {
         let gathers_numbers =
             |copies: &Quantized| gather == Gather::Auto && part.is_none() && quantized::is_possible(copies);
         let (of_rows, of_whole): (Vec<_>, Vec<_>) = quantized.into_iter().partition(gathers_numbers);
-        if gather == Gather::Bf16 && !of_whole.is_empty() && compute.is_none() {
+        let is_f32 = program.ty(master).dtype == DType::F32;
+        if gather == Gather::Bf16 && !of_whole.is_empty() && compute.is_none() && is_f32 {
             let whole = weights[0].whole.with_dtype(DType::BF16);
             let piece = program.add_state(StateKind::Compute, &name, cut.piece(whole));
             program.parameters[p].compute = Some(piece);

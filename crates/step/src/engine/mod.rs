@@ -83,6 +83,25 @@ pub const RECIPES: [(Recipe, Arch); 6] = [
     (Recipe::Fp8Block, Arch::SM90),
 ];
 
+/// An error if the GPU of this name and architecture cannot compute under `recipe`, as [`Processor::check`].
+pub fn check_recipe(name: &str, arch: Arch, recipe: Recipe) -> Result<(), LearnError> {
+    let runs = |(_, from): &&(Recipe, Arch)| arch >= *from;
+    match RECIPES.iter().find(|(known, _)| *known == recipe) {
+        Some(needed) if !runs(&needed) => {
+            let number = |arch: Arch| format!("{}.{}", arch.major, arch.minor);
+            let others: Vec<_> = RECIPES.iter().filter(runs).map(|(recipe, _)| recipe.name()).collect();
+            Err(LearnError::Device(format!(
+                "[precision] recipe = {:?} needs compute capability {} or newer, and {name} has {}; choose one that it supports: {}",
+                recipe.name(),
+                number(needed.1),
+                number(arch),
+                others.join(", ")
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Processor {
     /// The processor for `device`.
     ///
@@ -142,23 +161,9 @@ impl Processor {
     /// An error if the processor cannot compute under `recipe`. It names the compute capability that can, and
     /// the recipes that this processor runs.
     pub fn check(&self, recipe: Recipe) -> Result<(), LearnError> {
-        let Processor::Cuda(gpu) = self else { return Ok(()) };
-        let info = gpu.info();
-        let runs = |(_, from): &&(Recipe, Arch)| info.arch >= *from;
-        match RECIPES.iter().find(|(known, _)| *known == recipe) {
-            Some(needed) if !runs(&needed) => {
-                let number = |arch: Arch| format!("{}.{}", arch.major, arch.minor);
-                let others: Vec<_> = RECIPES.iter().filter(runs).map(|(recipe, _)| recipe.name()).collect();
-                Err(LearnError::Device(format!(
-                    "[precision] recipe = {:?} needs compute capability {} or newer, and {} has {}; choose one that it supports: {}",
-                    recipe.name(),
-                    number(needed.1),
-                    info.name,
-                    number(info.arch),
-                    others.join(", ")
-                )))
-            }
-            _ => Ok(()),
+        match self {
+            Processor::Cuda(gpu) => check_recipe(&gpu.info().name, gpu.info().arch, recipe),
+            Processor::Cpu => Ok(()),
         }
     }
 

@@ -54,16 +54,24 @@ fn check_ranks(parallel: &Parallel) -> Result<(), ProgramError> {
 
 /// Refuses stages of which one would have no block.
 fn check_split(parallel: &Parallel, model: &Architecture, split: &[usize]) -> Result<(), ProgramError> {
-    let (stages, blocks) = (parallel.pipeline, model.layers.len());
+    let (stages, chunks, blocks) = (parallel.pipeline, parallel.chunks, model.layers.len());
     if stages > blocks {
         return Err(ProgramError::Refused(format!(
             "parallel.pipeline = {stages} has more stages than this model has blocks; use at most {blocks}"
         )));
     }
-    let is_split = split.len() == stages && split.iter().sum::<usize>() == blocks && !split.contains(&0);
+    if chunks > 1 && stages * chunks > blocks {
+        let most = blocks / stages;
+        return Err(ProgramError::Refused(format!(
+            "parallel.pipeline_chunks = {chunks} cuts {stages} stages into {} chunks, and this model has {blocks} blocks; use at most {most}",
+            stages * chunks
+        )));
+    }
+    let parts = stages * chunks;
+    let is_split = split.len() == parts && split.iter().sum::<usize>() == blocks && !split.contains(&0);
     if stages > 1 && !is_split {
         return Err(ProgramError::Refused(format!(
-            "parallel.pipeline_split = {split:?} must have {stages} numbers of blocks, of which none is 0 and which add up to {blocks}; leave \
+            "parallel.pipeline_split = {split:?} must have {parts} numbers of blocks, of which none is 0 and which add up to {blocks}; leave \
              the key out to have the stages balanced"
         )));
     }
@@ -132,7 +140,11 @@ fn check_tensor(parallel: &Parallel, model: &Architecture) -> Result<(), Program
     let least = extents.iter().map(|(extent, _)| *extent).min().unwrap_or(1);
     let nearest = (1..=least).filter(|n| divides(*n)).min_by_key(|n| n.abs_diff(tensor));
     Err(ProgramError::Refused(format!(
-        "parallel.tensor = {tensor} must divide the {extent} {what}; the nearest value that works is {}",
+        "parallel.tensor = {tensor} must divide {}; the nearest value that works is {}",
+        match extent {
+            1 => format!("the number of {what}, which is 1"),
+            _ => format!("the {extent} {what}"),
+        },
         nearest.unwrap_or(1)
     )))
 }

@@ -20,11 +20,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use xtrain_data::{Batch as TokenBatch, TokenCounts};
 use xtrain_model::decoder::{ExpertSums, SumsOf, io};
-use xtrain_model::{Capacity, first_scales};
+use xtrain_model::{Capacity, StagePass, first_scales};
 use xtrain_program::shard::MICRO_STEP;
 use xtrain_program::{Program, RowShard, StateKind, Storage, Value, fold};
 use xtrain_rank::Rank;
-use xtrain_runtime::{Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Turn};
+use xtrain_runtime::{Engine, EngineError, MicroSlot, Outputs, Part, ProgramId, StateEntry, Ticket, Turn};
 
 /// Steps that may be in flight while the next one is prepared, so that a device is never idle.
 pub const IN_FLIGHT: usize = 2;
@@ -82,10 +82,21 @@ pub struct Learner {
     seed: u64,
     /// True if this rank asks all to stop.
     asks_to_stop: bool,
-    /// In a stage of a pipeline, the micro-batches whose forward has been launched and whose backward has
-    /// not, oldest first.
-    in_flight: VecDeque<(usize, TokenBatch)>,
+    /// The step of a stage of a pipeline.
+    stage: StageStep,
     saved_of_model: Vec<StateEntry>,
+}
+
+/// The step of a stage of a pipeline.
+#[derive(Default)]
+struct StageStep {
+    /// The passes that have not been launched.
+    passes: VecDeque<StagePass>,
+    /// The micro-batches of which not all passes have been launched, oldest first, with their numbers and the
+    /// sources of their tokens, if losses are summed by source.
+    batches: VecDeque<(usize, TokenBatch, Vec<i32>)>,
+    /// The sources of the micro-batch that comes next.
+    sources: Vec<i32>,
 }
 
 /// The step in bf16 over the same state.
@@ -104,16 +115,34 @@ struct LoadedStep {
     room: Option<usize>,
 }
 
-/// The state in a checkpoint of the step of `spec` in one process.
+/// The state in a checkpoint of the stages of `spec`, each value as in one process. Which casts have scales
+/// depends on the mesh: a part of a matrix may be too narrow for FP8.
 fn saved_of_model(spec: &TrainingSpec) -> Result<Vec<StateEntry>, LearnError> {
-    let program = programs::training(&spec.in_one_process())?;
-    let entry = |value: &Value| match &value.storage {
-        Storage::State { kind, name } if kind.is_saved() => {
-            Some(StateEntry { kind: *kind, name: name.to_string(), ty: value.ty })
-        }
-        _ => None,
+    let saved = |spec: &TrainingSpec| -> Result<Vec<StateEntry>, LearnError> {
+        let program = programs::training(spec)?;
+        let entry = |value: &Value| match &value.storage {
+            Storage::State { kind, name } if kind.is_saved() => {
+                Some(StateEntry { kind: *kind, name: name.to_string(), ty: value.ty })
+            }
+            _ => None,
+        };
+        Ok(program.values.iter().filter_map(entry).collect())
     };
-    Ok(program.values.iter().filter_map(entry).collect())
+    let is_of_casts = |entry: &StateEntry| matches!(entry.kind, StateKind::Scale | StateKind::AmaxHistory);
+    let mut all = saved(&spec.in_one_process())?;
+    if !all.iter().any(is_of_casts) {
+        return Ok(all);
+    }
+    all.retain(|entry| !is_of_casts(entry));
+    for stage in spec.of_stages() {
+        let of_casts = saved(&stage)?.into_iter().filter(is_of_casts);
+        for entry in of_casts {
+            if !all.iter().any(|of| (of.kind, &of.name) == (entry.kind, &entry.name)) {
+                all.push(entry);
+            }
+        }
+    }
+    Ok(all)
 }
 
 impl LoadedStep {
@@ -174,7 +203,7 @@ impl Learner {
             room,
             seed,
             asks_to_stop,
-            in_flight: VecDeque::new(),
+            stage: StageStep::default(),
             saved_of_model,
         })
     }
@@ -326,6 +355,10 @@ impl Learner {
         let tokens: Vec<i32> = sources.iter().flat_map(of_tokens).collect();
         let (train, share) = (self.current, self.share());
         let own = share.of(&tokens, 0);
+        if !self.spec.stage().is_whole() {
+            self.stage.sources = own.into_owned();
+            return Ok(());
+        }
         Ok(self.weights.engine().write_input(train, io::SOURCES, bytemuck::cast_slice(&own))?)
     }
 
@@ -338,10 +371,10 @@ impl Learner {
     /// ranks with different data, it is micro-batch `n * ranks + rank` of the step.
     pub fn micro_step(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
         let _micro_step = span("micro-step");
-        self.write_inputs(step, n, batch)?;
         if !self.spec.stage().is_whole() {
             return self.micro_step_of_stage(step, n, batch);
         }
+        self.write_inputs(step, n, batch)?;
         let (engine, train, last) = (self.weights.engine(), self.current, n + 1 == step.micro_steps);
         let launch = span("launch");
         match (n, last) {
@@ -358,37 +391,54 @@ impl Learner {
         Ok(())
     }
 
-    /// Launches the forward of a micro-batch whose inputs are written, in a stage of a pipeline, and the
-    /// backward of the oldest micro-batches: of one as soon as the last stage can have sent its gradient
-    /// (1F1B), of all after the last forward.
+    /// Launches the passes of a stage of a pipeline, in their order, up to the next one that needs a
+    /// micro-batch after the `n`-th.
     fn micro_step_of_stage(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
-        let (slots, last) = (self.spec.stage().in_flight(), n + 1 == step.micro_steps);
-        let place = |n: usize| (Turn::of(n, step.micro_steps), n % slots);
-        let (train, mut written) = (self.current, n);
-        let (turn, slot) = place(n);
-        self.weights.engine().run(train, Part::Forward(turn, slot))?;
-        // The micro-batches whose backward runs later, this one included.
-        let kept = if last { 0 } else { slots - 1 };
-        while self.in_flight.len() >= kept.max(1)
-            && let Some((oldest, batch)) = self.in_flight.pop_front()
+        let stage = self.spec.stage();
+        if n == 0 {
+            self.stage =
+                StageStep { sources: std::mem::take(&mut self.stage.sources), ..StageStep::default() };
+            self.stage.passes = stage.passes(step.micro_steps).into();
+        }
+        let sources = std::mem::take(&mut self.stage.sources);
+        self.stage.batches.push_back((n, batch.clone(), sources));
+        let slots = stage.in_flight();
+        let mut written = None;
+        while let Some(&StagePass { is_forward, chunk, micro_step }) = self.stage.passes.front()
+            && micro_step <= n
         {
-            self.write_inputs(step, oldest, &batch)?;
-            written = oldest;
-            let (turn, slot) = place(oldest);
-            self.weights.engine().run(train, Part::Backward(turn, slot))?;
-        }
-        if kept > 0 {
-            self.in_flight.push_back((n, batch.clone()));
-        } else {
-            if written != n {
-                self.write_inputs(step, n, batch)?;
+            self.stage.passes.pop_front();
+            if written.replace(micro_step) != Some(micro_step) {
+                self.write_inputs_of_stage(step, micro_step)?;
             }
-            self.weights.engine().run(train, Part::Backward(turn, slot))?;
+            let slot = MicroSlot { chunk, number: micro_step % slots[chunk] };
+            let turn = Turn::of(micro_step, step.micro_steps);
+            let part = if is_forward { Part::Forward(turn, slot) } else { Part::Backward(turn, slot) };
+            self.weights.engine().run(self.current, part)?;
+            if !is_forward && chunk == 0 {
+                // Its last pass. Backwards come in the order of micro-batches.
+                self.stage.batches.pop_front();
+            }
         }
-        if last {
+        if n + 1 == step.micro_steps {
             let _update = span("update");
-            self.weights.engine().run(train, Part::Update)?;
+            self.weights.engine().run(self.current, Part::Update)?;
         }
+        Ok(())
+    }
+
+    /// Writes the inputs of a micro-batch that this stage of a pipeline keeps.
+    fn write_inputs_of_stage(&mut self, step: &Step, n: usize) -> Result<(), LearnError> {
+        let kept = self.stage.batches.iter().position(|(of, ..)| *of == n);
+        let Some((_, batch, sources)) = kept.map(|at| std::mem::take(&mut self.stage.batches[at])) else {
+            unreachable!("passes need micro-batches that were given and that no later pass has freed")
+        };
+        self.write_inputs(step, n, &batch)?;
+        if !sources.is_empty() {
+            let (train, bytes) = (self.current, bytemuck::cast_slice(&sources));
+            self.weights.engine().write_input(train, io::SOURCES, bytes)?;
+        }
+        self.stage.batches[kept.unwrap_or(0)] = (n, batch, sources);
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use xtrain_config::Device;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Balancing, Batch, Loss};
-use xtrain_model::optimizer::{AdamWSpec, Optimizer};
+use xtrain_model::optimizer::{AdamWSpec, MuonSpec, Optimizer};
 use xtrain_model::{
     Architecture, BlockSet, Description, Family, Fp8Overrides, Mixture, Recipe, RopeScaling, Router,
     StaticScales,
@@ -104,8 +104,14 @@ pub fn wide_model() -> Architecture {
 
 /// The constants of the spec's optimizer.
 pub fn adamw(spec: &mut TrainingSpec) -> &mut AdamWSpec {
-    let Optimizer::AdamW(adamw) = &mut spec.optimizer;
+    let (Optimizer::AdamW(adamw) | Optimizer::Muon(MuonSpec { adamw, .. })) = &mut spec.optimizer;
     adamw
+}
+
+/// Replaces the spec's optimizer with Muon, with AdamW's constants for the other parameters.
+pub fn use_muon(spec: &mut TrainingSpec) {
+    let adamw = AdamWSpec { moments: DType::F32, ..*adamw(spec) };
+    spec.optimizer = Optimizer::Muon(MuonSpec { momentum: 0.95, adamw });
 }
 
 pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
@@ -173,6 +179,15 @@ pub fn random_batch(batch: Batch, vocab_size: usize, seed: u64) -> TokenBatch {
     }
 }
 
+/// The batch without the targets of other tokens than those that `trains`.
+pub fn with_targets_at(mut batch: TokenBatch, trains: impl Fn(usize) -> bool) -> TokenBatch {
+    for (_, target) in batch.targets.iter_mut().enumerate().filter(|(token, _)| !trains(*token)) {
+        *target = -100;
+    }
+    batch.valid_targets = batch.targets.iter().filter(|&&t| t >= 0).count();
+    batch
+}
+
 /// The batch cut into documents of 1, 2, 4, .. tokens.
 pub fn in_documents(batch: TokenBatch) -> TokenBatch {
     let start = |i: usize| (1 << (i % batch.seq_len + 1).ilog2()) - 1;
@@ -231,7 +246,7 @@ pub fn gradients(learner: &mut Learner, model: &Architecture) -> Vec<(String, Ve
         let bytes = learner.read_state(StateKind::Gradient, &p.name).expect("a gradient");
         (p.name, bytemuck::pod_collect_to_vec(&bytes))
     };
-    model.parameters().into_iter().filter(|p| p.group.is_trained()).map(read).collect()
+    model.parameters().into_iter().filter(|p| p.is_trained()).map(read).collect()
 }
 
 /// The gradients by name, the step's result, and the masters after it.
@@ -245,8 +260,12 @@ pub fn step_from(spec: &TrainingSpec, batch: &TokenBatch, std: f64) -> Step {
     let micro: Vec<TokenBatch> = firsts.map(|first| slice(batch, first, spec.batch.sequences)).collect();
     let result = l.step(3, 1e-2, &micro).expect("a step");
     let gradients = gradients(&mut l, &spec.model);
-    let masters =
-        spec.model.parameters().iter().map(|p| l.weights().read_master(&p.name).expect("a master")).collect();
+    let masters = spec
+        .model
+        .parameters()
+        .iter()
+        .map(|p| l.weights().read_parameter(&p.name).expect("a master"))
+        .collect();
     (gradients, result, masters)
 }
 

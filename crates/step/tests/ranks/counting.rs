@@ -1,8 +1,10 @@
-//! A communicator that counts what its rank sends, and that can leave.
+//! A communicator that counts what its rank sends, and that can leave, or take its time.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
 use xtrain_distributed::{CommError, Communicator, Groups, ThreadCommunicator};
 
 /// Bytes by collective.
@@ -20,6 +22,8 @@ pub(crate) struct Counting {
     pub(crate) calls: Arc<AtomicUsize>,
     /// The number of the collective in which the rank leaves, from 0.
     last: usize,
+    /// The time of each pass of a stage: before it sends, and at both ends of a pipeline after it receives.
+    pass: Duration,
 }
 
 impl Counting {
@@ -31,7 +35,14 @@ impl Counting {
     pub(crate) fn leaving(inner: ThreadCommunicator, last: usize) -> Self {
         let (rank, world_size) = (inner.rank(), inner.world_size());
         let inner = Mutex::new(Some(inner));
-        Counting { inner, rank, world_size, sent: Mutex::default(), calls: Arc::default(), last }
+        let (sent, calls, pass) = (Mutex::default(), Arc::default(), Duration::ZERO);
+        Counting { inner, rank, world_size, sent, calls, last, pass }
+    }
+
+    /// The communicator of a stage of one rank whose forwards and backwards take this time each, beside which
+    /// that of a small model is nothing.
+    pub(crate) fn paced(inner: ThreadCommunicator, pass: Duration) -> Self {
+        Counting { pass, ..Counting::new(inner) }
     }
 
     /// The bytes that were sent since the last call.
@@ -96,11 +107,17 @@ impl Communicator for Counting {
     }
 
     fn send(&self, groups: Groups, to: usize, message: &[u8]) -> Result<(), CommError> {
+        thread::sleep(self.pass);
         self.count("send", message.len());
         self.call("send", Groups::world(1), 0, |inner| inner.send(groups, to, message))
     }
 
     fn receive(&self, groups: Groups, from: usize, message: &mut [u8]) -> Result<(), CommError> {
-        self.call("receive", Groups::world(1), 0, |inner| inner.receive(groups, from, message))
+        self.call("receive", Groups::world(1), 0, |inner| inner.receive(groups, from, message))?;
+        // The backward of the first stage and the forward of the last one send nothing.
+        if [0, self.world_size - 1].contains(&self.rank) {
+            thread::sleep(self.pass);
+        }
+        Ok(())
     }
 }

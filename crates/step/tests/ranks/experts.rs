@@ -84,6 +84,9 @@ fn a_room_that_is_too_small_changes_no_bit() {
     // Two experts, each of a rank of its own, have the rows of nearly all tokens.
     let surely = |world: &World| world.expert == 4 && world.experts == Some(Family::QWEN3_MOE);
     all.extend(worlds(&[Recipe::Fp8Delayed], Reduce::AnyWorld).into_iter().find(surely));
+    // A process that computes several parts needs the rows of the part with the most.
+    let parts = |world: World| World { reduce: Reduce::AnyMesh, kv_heads: 4, ..world };
+    all.extend(sample(worlds(&recipes, Reduce::AnyMesh), 1).into_iter().map(parts));
     let mut grown = 0;
     for world in all.into_iter().map(unbalanced) {
         let expected = world.run();
@@ -94,6 +97,19 @@ fn a_room_that_is_too_small_changes_no_bit() {
         }
     }
     assert!(grown > 0, "every step fits");
+}
+
+/// The rows that a process needs are those of its part with the most, not the sum over parts: of rows that
+/// fit in each part, no step is repeated.
+#[test]
+fn rows_that_fit_in_each_part_fit_in_a_process_of_several_parts() {
+    let experts = Some(Family::QWEN3_MOE);
+    let alone = World { experts, expert_count: 4, kv_heads: 4, ..World::alone(Recipe::Fp32, false, 2) };
+    // So many tokens that rows between those of experts do not decide.
+    let world = World { ranks: 2, expert: 2, seq_len: 1024, layers: 1, reduce: Reduce::AnyMesh, ..alone };
+    let found = World { capacity: Some(1.5), ..world }.run();
+    assert!(!found[0].has_grown, "{world:?}");
+    assert_equal_runs(&world, &found, &world.run());
 }
 
 /// The steps of a rank of which two are in flight, and the number of those that were repeated.

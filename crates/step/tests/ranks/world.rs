@@ -1,6 +1,6 @@
 //! Runs of a few steps on several ranks, and what they leave.
 
-use crate::common::{built, freeze, in_documents, random_batch, spec, wide};
+use crate::common::{built, freeze, in_documents, random_batch, spec, use_muon, wide};
 use crate::counting::{Counting, Sent};
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -8,7 +8,10 @@ use std::thread;
 use xtrain_data::{Batch as TokenBatch, IGNORED_TARGET, TokenCounts};
 use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::decoder::{Balancing, Batch};
-use xtrain_model::{Architecture, BlockSet, Capacity, Description, Family, Mixture, Recipe, StaticScales};
+use xtrain_model::{
+    Adapter, Architecture, BlockSet, Capacity, Description, Family, Init, Mixture, ParameterSpec, Recipe,
+    StaticScales, Targets,
+};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Gather, Parallel, Recompute, Reduce, Shard, StateKind};
 use xtrain_rank::Rank;
@@ -93,10 +96,16 @@ pub(crate) fn sample<T>(mut all: Vec<T>, count: usize) -> Vec<T> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct World {
     pub(crate) recipe: Recipe,
+    /// True if Muon updates the matrices of blocks.
+    pub(crate) muon: bool,
+    /// True if adapters of all linear layers are trained, with dropout.
+    pub(crate) adapters: bool,
     pub(crate) tied: bool,
     pub(crate) ranks: usize,
     /// Stages of the pipeline.
     pub(crate) pipeline: usize,
+    /// Chunks of each stage.
+    pub(crate) chunks: usize,
     /// Micro-batches of a rank in a step.
     pub(crate) micro_steps: usize,
     /// Groups of ranks that each have all state.
@@ -127,6 +136,8 @@ pub(crate) struct World {
     pub(crate) recompute: Recompute,
     /// The room for rows of experts, if it is not enough for all routings.
     pub(crate) capacity: Option<f64>,
+    /// False if gradients are not clipped.
+    pub(crate) clips: bool,
     /// Tokens of a sequence.
     pub(crate) seq_len: usize,
     pub(crate) text: Text,
@@ -202,9 +213,12 @@ impl World {
     pub(crate) fn alone(recipe: Recipe, tied: bool, micro_steps: usize) -> World {
         World {
             recipe,
+            muon: false,
+            adapters: false,
             tied,
             ranks: 1,
             pipeline: 1,
+            chunks: 1,
             micro_steps,
             replicas: 1,
             shard: Shard::None,
@@ -223,6 +237,7 @@ impl World {
             wire: false,
             recompute: Recompute::None,
             capacity: None,
+            clips: true,
             seq_len: 16,
             text: Text::Random,
             orders: 0,
@@ -240,6 +255,7 @@ impl World {
         let parallel = Parallel {
             rank: Rank { index: rank, world_size: self.ranks },
             pipeline: self.pipeline,
+            chunks: self.chunks,
             replicas: self.replicas,
             expert: self.expert,
             tensor: self.tensor,
@@ -253,18 +269,27 @@ impl World {
         // Blocks of weights do not cross experts.
         let has_blocks = self.experts.is_some() && self.recipe == Recipe::Fp8Block;
         let dim = self.dim.unwrap_or(if has_blocks { TILE } else { 48 });
-        let model = model(self.tied, self.layers, self.experts, self.expert_count, dim, self.kv_heads);
+        let mut model = model(self.tied, self.layers, self.experts, self.expert_count, dim, self.kv_heads);
+        model.adapter = self.adapters.then_some(Adapter {
+            rank: 4,
+            alpha: 12.0,
+            dropout: 0.2,
+            targets: Targets::AllLinear,
+        });
         let spec = training_spec::TrainingSpec { parallel, ..spec(model, self.batch()) };
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
         let (recipe, recompute) = (self.recipe, self.recompute);
         let mut spec = TrainingSpec { recipe, recompute, dropout: 0.1, ..spec };
         spec.fp8.wire = self.wire;
+        if !self.clips {
+            spec.max_grad_norm = 0.0;
+        }
         spec.document_mask = self.text == Text::Documents;
         spec.loss.sources = self.sources;
+        let parts = self.pipeline * self.chunks;
         if self.pipeline > 1 {
-            let count =
-                |stage| self.layers / self.pipeline + usize::from(stage < self.layers % self.pipeline);
-            spec.split = (0..self.pipeline).map(count).collect();
+            let count = |part| self.layers / parts + usize::from(part < self.layers % parts);
+            spec.split = (0..parts).map(count).collect();
         }
         spec.capacity = self.capacity.and_then(Capacity::from_factor);
         if let Some(FixedScales::Static(scales)) = self.scales {
@@ -277,6 +302,9 @@ impl World {
             bias_rate: biased.then_some(0.01),
         });
         crate::common::adamw(&mut spec).moments = if self.tied { DType::BF16 } else { DType::F32 };
+        if self.muon {
+            use_muon(&mut spec);
+        }
         spec
     }
 
@@ -324,6 +352,8 @@ impl World {
         let mut learner = self.learner(communicator.clone());
         let memory = [learner.memory_bytes(), planned_bytes];
         learner.weights().initialize(5, 0.1).expect("weights");
+        fill_adapters(&mut learner);
+        let frozen = frozen(&mut learner);
         damage(rank, &mut learner);
         communicator.take();
         let (mut results, mut first_gradients, mut sent) = (Vec::new(), BTreeMap::new(), Vec::new());
@@ -338,6 +368,7 @@ impl World {
                 first_gradients = gradients(&mut learner);
             }
         }
+        assert!(self::frozen(&mut learner) == frozen, "{self:?}: rank {rank} has changed frozen weights");
         let mut planned_sent = training.sent_bytes(self.micro_steps);
         // Ranks on CPUs exchange what they add, and send before they receive.
         for (planned, called) in [("reduce_scatter", "all_to_all"), ("send_receive", "send")] {
@@ -421,10 +452,29 @@ pub(crate) fn learner(spec: TrainingSpec, communicator: Arc<dyn Communicator>, o
     Learner::new(Box::new(engine), spec, 3).expect("a learner")
 }
 
+/// Replaces B of adapters, which begins as 0, so that A has gradients in the first step.
+pub(crate) fn fill_adapters(learner: &mut Learner) {
+    let names = learner.spec().model.parameters().into_iter().filter(ParameterSpec::is_adapter);
+    for (n, p) in names.enumerate().filter(|(_, p)| p.init == Init::Zeros) {
+        let mut values = vec![0.0; p.shape.iter().product()];
+        Philox::new(6, 0, n as u32).fill_normal(0.1, &mut values);
+        learner.weights().write_parameter(&p.name, &values).expect("written");
+    }
+    learner.weights().refresh().expect("refreshed");
+}
+
+/// The parameters that are not trained, as they are held.
+pub(crate) fn frozen(learner: &mut Learner) -> BTreeMap<String, Vec<u8>> {
+    let mut entries = learner.weights().engine().state_entries();
+    entries.retain(|entry| entry.kind == StateKind::Frozen);
+    let read = |name: String| (name.clone(), learner.read_state(StateKind::Frozen, &name).expect("held"));
+    entries.into_iter().map(|entry| entry.name).map(read).collect()
+}
+
 /// The sum of the gradients of the last step, by parameter.
 fn gradients(learner: &mut Learner) -> BTreeMap<String, Vec<f32>> {
     let mut trained = learner.spec().model.parameters();
-    trained.retain(|p| p.group.is_trained() && learner.layout().has(&p.name));
+    trained.retain(|p| p.is_trained() && learner.layout().has(&p.name));
     let trained = trained.into_iter();
     let names: Vec<String> = trained.map(|p| p.name).collect();
     let mut gradient = |name: String| {
@@ -452,6 +502,7 @@ fn state(learner: &mut Learner) -> (State, State, State, BTreeMap<(StateKind, St
         let is_shared = matches!(
             entry.kind,
             StateKind::Master
+                | StateKind::Frozen
                 | StateKind::Compute
                 | StateKind::Gathered
                 | StateKind::Moment1

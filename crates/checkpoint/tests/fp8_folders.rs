@@ -60,7 +60,7 @@ fn values() -> Tensors {
 }
 
 fn options(dtype: ExportDtype, max_shard_bytes: u64) -> ExportOptions {
-    ExportOptions { dtype, max_shard_bytes, overwrite: false }
+    ExportOptions { dtype, max_shard_bytes, ..ExportOptions::default() }
 }
 
 fn export_to(

@@ -61,7 +61,7 @@ fn values(seed: u32) -> Tensors {
 }
 
 fn options(dtype: ExportDtype, max_shard_bytes: u64) -> ExportOptions {
-    ExportOptions { dtype, max_shard_bytes, overwrite: false }
+    ExportOptions { dtype, max_shard_bytes, ..ExportOptions::default() }
 }
 
 fn export_to(folder: &Path, tensors: &Tensors, options: &ExportOptions) -> Result<(), CheckpointError> {

@@ -19,6 +19,7 @@
 mod catch_panic;
 pub mod chat;
 mod error;
+mod expression;
 mod files;
 pub mod input;
 pub mod loader;
@@ -35,6 +36,7 @@ pub mod tokenizer;
 pub use catch_panic::NO_REGEX_MEMORY;
 pub use chat::{ChatOptions, ChatRecord, TemplateSource};
 pub use error::{DataError, Result};
+pub use expression::matches_whole;
 pub use input::{
     InputFile, InputOptions, Listing, Split, Take, TextField, first_text, holds_conversations, list,
     list_inputs, matches_files, text_field,

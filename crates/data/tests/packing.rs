@@ -245,7 +245,11 @@ fn a_run_resumes_with_its_windows_only() {
     masked[1].1[4] = !masked[1].1[4];
     let masked = loader(&masked, Packing::Whole(TooLong::Drop), None).unwrap();
     assert!(
-        masked.resume(&whole.state(2)).unwrap_err().to_string().contains("the tokens of chats are not those")
+        masked
+            .resume(&whole.state(2))
+            .unwrap_err()
+            .to_string()
+            .contains("the tokens of chats have changed since the run began")
     );
     // The same number of windows with other documents in them.
     let mut state = whole.state(2);

@@ -27,12 +27,12 @@ pub(crate) fn model_hash(
         if is_shared { layout.saves(kind, name) } else { is_first }
     };
     let mut sum = 0_u64;
-    for master in weights.masters() {
-        let held = weights.layout().held(StateKind::Master, &master.name);
-        if !counts(weights, StateKind::Master, &master.name) {
+    for master in weights.parameters() {
+        let held = weights.layout().held(master.kind, &master.name);
+        if !counts(weights, master.kind, &master.name) {
             continue;
         }
-        let values = weights.read_master(&master.name)?;
+        let values = weights.read_parameter(&master.name)?;
         let rows = held.map_or(0..master.ty.shape[0], |held| held.rows);
         if rows.is_empty() {
             continue;

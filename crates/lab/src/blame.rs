@@ -264,7 +264,7 @@ impl GemmGroup {
     /// Share of the operations of the blocks' linear layers (and of the head, if it is in FP8).
     fn operations(&self, products: &[LinearGemms]) -> f64 {
         let counts = |p: &&LinearGemms| !p.is_head() || p.gemms.iter().any(Result::is_ok);
-        let all: f64 = products.iter().filter(counts).map(|p| 3.0 * p.size()).sum();
+        let all: f64 = products.iter().filter(counts).map(|p| p.computed().count() as f64 * p.size()).sum();
         let of_one = |p: &LinearGemms| p.size() / p.layers() as f64;
         let of = products.iter().find(|p| p.site == self.site).map_or(0.0, of_one);
         of * self.blocks.len().max(1) as f64 / all

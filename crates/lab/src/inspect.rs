@@ -10,8 +10,7 @@ use crate::probe::Probe;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use xtrain_config::Device;
-use xtrain_model::Recipe;
-use xtrain_program::LinearGemm;
+use xtrain_model::{Bf16Reason, Recipe};
 use xtrain_program::MeasuredCast;
 use xtrain_report::inspection::{Inspection, TensorCast};
 use xtrain_runtime::Outputs;
@@ -74,11 +73,21 @@ pub fn inspect(
         sums.iter_mut().zip(&measured).try_for_each(|(sums, cast)| sums.add(made, cast))
     })?;
     let layers = linear_gemms(&spec.computed_in(casts.clone()));
-    let tensors =
-        measured.iter().zip(&sums).map(|(cast, sums)| sums.summarise(cast, steps, &layers)).collect();
+    let of_run = |(cast, sums): (&MeasuredCast, &Sums)| {
+        let gemm = layer_of(cast, &layers).map(|layer| &layer.gemms[cast.gemm as usize]);
+        let is_computed = gemm.is_none_or(|gemm| *gemm != Err(Bf16Reason::NotComputed));
+        is_computed.then(|| sums.summarise(cast, steps, &layers))
+    };
+    let tensors = measured.iter().zip(&sums).filter_map(of_run).collect();
     let (recipe, casts) = (spec.recipe.name().to_owned(), casts.recipe.name().to_owned());
     let (run, step) = (probe.run.path().to_owned(), probe.checkpoint.step());
     Ok(Inspection { run, step, recipe, casts, loss, tensors })
+}
+
+/// The layer of a cast.
+fn layer_of<'a>(cast: &MeasuredCast, layers: &'a [LinearGemms]) -> Option<&'a LinearGemms> {
+    let block = cast.layer.block.unwrap_or(0) as usize;
+    layers.iter().find(|layer| *layer.site == *cast.layer.site && layer.blocks.contains(&block))
 }
 
 /// Counts and sums of a cast over micro-batches.
@@ -107,9 +116,7 @@ impl Sums {
         let all = (cast.elements * steps).max(1) as f64;
         let share = |count: u64| count as f64 / something.max(1) as f64;
         let block = cast.layer.block.unwrap_or(0);
-        let is_it = |p: &&LinearGemms| *p.site == *cast.layer.site && p.blocks.contains(&(block as usize));
-        let at = LinearGemm::ALL.iter().position(|gemm| *gemm == cast.gemm).unwrap_or(0);
-        let reason = layers.iter().find(is_it).and_then(|p| p.gemms[at].as_ref().err());
+        let reason = layer_of(cast, layers).and_then(|layer| layer.gemms[cast.gemm as usize].as_ref().err());
         TensorCast {
             name: format!("{}:{}", cast.layer, cast.gemm.name()),
             block,

@@ -23,7 +23,7 @@ use xtrain_step::weights::Weights;
 use xtrain_train::corpus::{Corpus, Notice};
 use xtrain_train::error::RunError;
 use xtrain_train::folder::RunFolder;
-use xtrain_train::open_model::{Which, checkpoint, load_masters};
+use xtrain_train::open_model::{Which, checkpoint, load_base, load_masters};
 use xtrain_train::{position, run_file, source, static_scales};
 
 /// A checkpoint, and the next batches of its run.
@@ -98,6 +98,7 @@ impl Probe {
         let mut weights =
             Weights::with_refresh(refresh, engine, model, numerics, Layout::alone()).map_err(advise)?;
         let id = weights.load(program).map_err(advise)?;
+        load_base(&mut weights, &self.checkpoint, &self.config)?;
         load_masters(&mut weights, &self.checkpoint, &self.run)?;
         Ok((weights, id))
     }

@@ -13,7 +13,7 @@ use xtrain_tensor::TILE;
 use xtrain_tensor::formats::narrow_bf16;
 
 use super::{
-    Fp8Scales, INDEX_FILE, NameEntry, NameMap, NamePart, SINGLE_FILE, TEMPLATES_FOLDER, first_position, fp8,
+    FolderKind, Fp8Scales, INDEX_FILE, NameEntry, NameMap, NamePart, TEMPLATES_FOLDER, first_position, fp8,
     is_named_template, replace_folder,
 };
 use crate::error::{BoxError, CheckpointError, Result};
@@ -56,7 +56,7 @@ const CHUNK_ELEMENTS: usize = 1 << 20;
 pub struct ExportOptions {
     /// The element type of the tensors.
     pub dtype: ExportDtype,
-    /// Maximum size of a shard; a larger tensor gets its own shard.
+    /// Maximum size of a shard; a larger tensor gets its own shard. An adapter has one file.
     pub max_shard_bytes: u64,
     /// Permission to replace an existing model.
     pub overwrite: bool,
@@ -189,13 +189,17 @@ fn write_weights(
         let dtype = if names.in_fp32.contains(&entry.name) { ExportDtype::Fp32 } else { options.dtype };
         exported.extend(parts.flat_map(|part| ExportedTensor::from_part(entry, index, part, dtype)));
     }
-    let mut shards = split_into_shards(exported.iter().map(ExportedTensor::bytes), options.max_shard_bytes);
+    let most = match names.kind {
+        FolderKind::Model => options.max_shard_bytes,
+        FolderKind::Adapter => u64::MAX,
+    };
+    let mut shards = split_into_shards(exported.iter().map(ExportedTensor::bytes), most);
     if shards.is_empty() {
         shards.push(0..0);
     }
     let shards: Vec<&[ExportedTensor]> = shards.into_iter().map(|shard| &exported[shard]).collect();
     let shard_name = |shard: usize| match shards.len() {
-        0 | 1 => SINGLE_FILE.to_string(),
+        0 | 1 => names.kind.single_file().to_string(),
         n => format!("model-{:05}-of-{n:05}.safetensors", shard + 1),
     };
     let mut values = ExportedValues {

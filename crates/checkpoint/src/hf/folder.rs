@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 use super::no_weights::no_weights;
 use super::replace_folder::interrupted;
 use super::standard_names::standard_names;
-use super::{INDEX_FILE, NameMap, SINGLE_FILE};
+use super::{ADAPTER_FILE, FolderKind, INDEX_FILE, NameMap, SINGLE_FILE};
 use crate::error::{CheckpointError, LISTED, Result};
 use crate::files::{self, LFS_ADVICE, is_lfs_pointer, is_plain_name};
 use crate::first_few::first_few;
@@ -56,6 +56,9 @@ pub fn tensor_count(folder: &Path) -> Result<usize> {
 impl HfFolder {
     /// Opens the single file, or all shards that the index names. Tensors have the names of `names`.
     pub(super) fn open(path: &Path, names: &NameMap) -> Result<Self> {
+        if names.kind == FolderKind::Adapter {
+            return Self::of_adapter(path);
+        }
         let mut folder = Self::with_stored_names(path)?;
         let stored = folder.by_name.keys().map(String::as_str);
         let standard = standard_names(path, names, stored)?;
@@ -65,6 +68,21 @@ impl HfFolder {
         };
         folder.by_name = standard.into_iter().map(place).collect();
         Ok(folder)
+    }
+
+    /// Opens the file of an adapter.
+    fn of_adapter(path: &Path) -> Result<Self> {
+        let file = path.join(ADAPTER_FILE);
+        if !file.exists() {
+            let advice = match path.join("adapter_model.bin").exists() {
+                true => {
+                    "convert adapter_model.bin to safetensors (PeftModel.from_pretrained, then save_pretrained), since pickles can run code"
+                }
+                false => "name the folder of an adapter, as PEFT or a run with [adapter] writes it",
+            };
+            return Err(CheckpointError::folder(path, format!("has no {ADAPTER_FILE}"), advice));
+        }
+        Self::gather(path, vec![TensorFile::open(&file)?])
     }
 
     /// Opens the files. Tensors have the names that they have there.

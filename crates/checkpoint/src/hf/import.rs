@@ -7,7 +7,7 @@ use std::path::Path;
 use super::folder::{HfFolder, Stored};
 use super::nearest_name::nearest_name;
 use super::standard_names::scaled_name;
-use super::{ExportDtype, NameEntry, NameMap, NamePart, TiedName, first_position, fp8};
+use super::{ExportDtype, FolderKind, NameEntry, NameMap, NamePart, TiedName, first_position, fp8};
 use crate::error::{BoxError, CheckpointError, LISTED, Result};
 use crate::first_few::first_few;
 use crate::tensor_file::StoredDtype;
@@ -40,21 +40,61 @@ pub fn import_rows(
     rows: &[Range<usize>],
     sink: &mut dyn FnMut(&str, &[f32]) -> std::result::Result<(), BoxError>,
 ) -> Result<()> {
-    names.check()?;
-    check_rows(names, rows)?;
-    let source = HfFolder::open(folder, names)?;
-    let names = &in_its_form(&source, names)?;
-    let aliases = Aliases { source: &source, tied: &names.tied };
-    check_tensors(&source, names, &aliases)?;
-    for (entry, rows) in names.entries.iter().zip(rows) {
-        for (part, rows) in parts_of(entry, rows) {
-            for tied in names.tied.iter().filter(|tied| tied.same_as == part.hf_name) {
-                check_tied(&source, tied, &rows)?;
+    let reader = WeightReader::open(folder, names, rows)?;
+    let mut values = Vec::new();
+    for (index, entry) in names.entries.iter().enumerate() {
+        reader.read(index, &mut values)?;
+        sink(&entry.name, &values).map_err(CheckpointError::Caller)?;
+    }
+    Ok(())
+}
+
+/// A folder whose names, shapes and types are checked, and whose entries are read in any order.
+#[derive(Debug)]
+pub struct WeightReader {
+    source: HfFolder,
+    names: NameMap,
+    rows: Vec<Range<usize>>,
+}
+
+impl WeightReader {
+    /// Opens `folder` to read the rows `rows[i]` (slices along dimension 0) of each entry `names.entries[i]`.
+    ///
+    /// # Errors
+    /// Those of [`import_rows`] before its first call.
+    pub fn open(folder: &Path, names: &NameMap, rows: &[Range<usize>]) -> Result<WeightReader> {
+        names.check()?;
+        check_rows(names, rows)?;
+        let source = HfFolder::open(folder, names)?;
+        let names = in_its_form(&source, names)?;
+        check_tensors(&source, &names, &Aliases { source: &source, tied: &names.tied })?;
+        for (entry, rows) in names.entries.iter().zip(rows) {
+            for (part, rows) in parts_of(entry, rows) {
+                for tied in names.tied.iter().filter(|tied| tied.same_as == part.hf_name) {
+                    check_tied(&source, tied, &rows)?;
+                }
             }
         }
+        Ok(WeightReader { source, names, rows: rows.to_vec() })
     }
-    let mut values = Vec::new();
-    for (entry, rows) in names.entries.iter().zip(rows) {
+
+    /// As [`WeightReader::open`], to read all rows.
+    ///
+    /// # Errors
+    /// Those of [`WeightReader::open`].
+    pub fn open_whole(folder: &Path, names: &NameMap) -> Result<WeightReader> {
+        let rows: Vec<_> = names.entries.iter().map(|entry| 0..entry.rows()).collect();
+        WeightReader::open(folder, names, &rows)
+    }
+
+    /// Replaces `values` by those of the rows of the entry `index` (row-major).
+    ///
+    /// # Errors
+    /// A value that is not finite or too large for `f32` ([`CheckpointError::Unsupported`], with the tensor
+    /// and element); a file that shrinks.
+    pub fn read(&self, index: usize, values: &mut Vec<f32>) -> Result<()> {
+        let (entry, rows) = (&self.names.entries[index], &self.rows[index]);
+        let aliases = Aliases { source: &self.source, tied: &self.names.tied };
         let row = entry.numel() / entry.rows().max(1);
         values.resize(rows.len() * row, 0.0);
         let mut rest = values.as_mut_slice();
@@ -68,20 +108,24 @@ pub fn import_rows(
             let (values, later) = rest.split_at_mut(rows.len() * row);
             let Stored { file, tensor, .. } = stored;
             match fp8::is_e4m3(tensor) {
-                true => fp8::read_dequantized(&source, stored, rows.start, values)?,
+                true => fp8::read_dequantized(&self.source, stored, rows.start, values)?,
                 false => file.read_f32_part(tensor, rows.start * row, values)?,
             }
             if let Some(at) = first_position(values, |x| !x.is_finite()) {
                 let (place, value) = (rows.start * row + at, values[at]);
                 let problem = format!("element {place} of {:?} is {value}", tensor.shape);
-                let advice = "a model with such weights is useless: download the file again";
+                let advice = match self.names.kind {
+                    FolderKind::Model => "a model with such weights is useless: download the file again",
+                    FolderKind::Adapter => {
+                        "an adapter with such weights is useless: take an earlier one, or download it again"
+                    }
+                };
                 return Err(CheckpointError::unsupported(file.path(), &tensor.name, problem, advice));
             }
             rest = later;
         }
-        sink(&entry.name, &values).map_err(CheckpointError::Caller)?;
+        Ok(())
     }
-    Ok(())
 }
 
 /// Checks names, shapes and element types of the tensors in a folder as [`import`] does, from the headers of
@@ -196,6 +240,10 @@ impl Aliases<'_> {
     }
 }
 
+/// Advice for an adapter whose tensors do not fit.
+const OTHER_MODEL: &str = "the adapter is of another model or another rank, or its file is incomplete: name the model that it was trained \
+                           on, and check `r` and `target_modules` in adapter_config.json";
+
 /// The weights of the head.
 const HEAD: &str = "lm_head.weight";
 
@@ -238,7 +286,7 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
         let (name, found) = (&tensor.name, &tensor.shape);
         misshapen.push(format!("'{name}' is {found:?} but should be {expected:?}"));
     }
-    let folder = source.path();
+    let (folder, noun) = (source.path(), names.kind.noun());
     if missing == [HEAD] && names.tied.is_empty() {
         let problem = format!("'{HEAD}' is missing, the weights of the model's head");
         let advice = "if the head shares the weights of the embedding, set tie_word_embeddings to true in config.json; if not, the \
@@ -257,21 +305,36 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
             .collect();
         let all: usize = names.entries.iter().map(|entry| entry.parts.len()).sum();
         let n = missing.len();
-        let problem = format!("{n} of the model's {all} tensors are missing: {}", first_few(&named, LISTED));
-        let advice = "check that config.json belongs to this folder, and that the download is complete";
+        let problem = format!("{n} of the {noun}'s {all} tensors are missing: {}", first_few(&named, LISTED));
+        let advice = match names.kind {
+            FolderKind::Model => {
+                "check that config.json belongs to this folder, and that the download is complete"
+            }
+            FolderKind::Adapter => OTHER_MODEL,
+        };
         return Err(CheckpointError::tensors(folder, problem, advice));
     }
     if !misshapen.is_empty() {
         let problem =
             format!("{} tensors have other shapes: {}", misshapen.len(), first_few(&misshapen, LISTED));
-        let advice = "check that config.json belongs to this folder";
+        let advice = match names.kind {
+            FolderKind::Model => "check that config.json belongs to this folder",
+            FolderKind::Adapter => OTHER_MODEL,
+        };
         return Err(CheckpointError::tensors(folder, problem, advice));
     }
     if !left.is_empty() {
         let quoted: Vec<String> = left.iter().map(|name| format!("'{name}'")).collect();
         let problem =
-            format!("{} tensors have no place in the model: {}", left.len(), first_few(&quoted, LISTED));
-        let advice = "the folder holds another architecture than its config.json says, or an unsupported one";
+            format!("{} tensors have no place in the {noun}: {}", left.len(), first_few(&quoted, LISTED));
+        let advice = match names.kind {
+            FolderKind::Model => {
+                "the folder holds another architecture than its config.json says, or an unsupported one"
+            }
+            FolderKind::Adapter => {
+                "the adapter is of another model, or has weights beside A and B of the blocks' linear layers, which are not supported"
+            }
+        };
         return Err(CheckpointError::tensors(folder, problem, advice));
     }
     Ok(())

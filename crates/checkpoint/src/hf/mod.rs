@@ -20,7 +20,7 @@ mod standard_names;
 pub use export::{ExportDtype, ExportOptions, export, peak_bytes};
 pub use folder::tensor_count;
 pub use hub::{hub_id, looks_like_a_hub_id};
-pub use import::{check, import, import_rows, lossless_dtype};
+pub use import::{WeightReader, check, import, import_rows, lossless_dtype};
 pub use no_weights::{not_a_model, only_an_adapter, warn_of_adapter};
 pub use xtrain_tensor::NamePart;
 
@@ -34,6 +34,12 @@ use crate::files::is_plain_name;
 /// The weights of a model in one file.
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 
+/// The weights of an adapter of PEFT's.
+pub(crate) const ADAPTER_FILE: &str = "adapter_model.safetensors";
+
+/// The description of an adapter, beside its weights.
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+
 /// The index of a model in shards.
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 
@@ -46,9 +52,39 @@ pub fn is_named_template(name: &str) -> bool {
     file.is_some_and(|file| is_plain_name(file) && file.ends_with(".jinja"))
 }
 
+/// The weights that a folder holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FolderKind {
+    /// A model, in one file or several. Its names may have other prefixes.
+    #[default]
+    Model,
+    /// An adapter of PEFT's, in one file, with the names of the map.
+    Adapter,
+}
+
+impl FolderKind {
+    /// The name of the file, if one holds all tensors.
+    pub(crate) fn single_file(self) -> &'static str {
+        match self {
+            FolderKind::Model => SINGLE_FILE,
+            FolderKind::Adapter => ADAPTER_FILE,
+        }
+    }
+
+    /// The thing whose tensors these are, for a message.
+    fn noun(self) -> &'static str {
+        match self {
+            FolderKind::Model => "model",
+            FolderKind::Adapter => "adapter",
+        }
+    }
+}
+
 /// The mapping between the model's tensors and those of a Hugging Face folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NameMap {
+    /// The files of the folder.
+    pub kind: FolderKind,
     /// The model's tensors, each once.
     pub entries: Vec<NameEntry>,
     /// Entries that are exported in fp32, whatever the type of the others.

@@ -6,16 +6,12 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::standard_names::MERGE;
-use super::{INDEX_FILE, SINGLE_FILE};
+use super::{ADAPTER_CONFIG, ADAPTER_FILE, INDEX_FILE, SINGLE_FILE};
 use crate::error::{CheckpointError, Result};
 use crate::files;
 
-/// The description of an adapter, beside its weights.
-const ADAPTER_CONFIG: &str = "adapter_config.json";
-
 /// Files that hold the weights of an adapter.
-const ADAPTERS: [&str; 4] =
-    ["adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors", "adapters.npz"];
+const ADAPTERS: [&str; 4] = [ADAPTER_FILE, "adapter_model.bin", "adapters.safetensors", "adapters.npz"];
 
 /// Beginnings of files that hold the state of a trainer.
 const STATES: [&str; 5] = ["training_args", "optimizer", "scheduler", "scaler", "rng_state"];

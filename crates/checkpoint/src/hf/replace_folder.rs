@@ -11,7 +11,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{INDEX_FILE, SINGLE_FILE, TEMPLATES_FOLDER, is_named_template};
+use super::{ADAPTER_FILE, INDEX_FILE, SINGLE_FILE, TEMPLATES_FOLDER, is_named_template};
 use crate::error::{CheckpointError, Result};
 use crate::files::sync_folder;
 use crate::temporary::{self, Temporary};
@@ -56,7 +56,7 @@ pub(super) fn check_target(target: &Path, overwrite: bool) -> Result<()> {
         let advice = "choose another folder, or allow overwriting it";
         return Err(CheckpointError::folder(target, "already exists and is not empty", advice));
     }
-    let is_model = target.join(SINGLE_FILE).exists() || target.join(INDEX_FILE).exists();
+    let is_model = [SINGLE_FILE, INDEX_FILE, ADAPTER_FILE].iter().any(|file| target.join(file).exists());
     let folder = entries.iter().find(|entry| entry.path().is_dir() && !holds_templates(&entry.path()));
     if !is_model || folder.is_some() {
         let problem = match folder {

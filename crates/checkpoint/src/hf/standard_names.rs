@@ -80,8 +80,8 @@ pub(super) fn scaled_name(name: &str) -> Option<&str> {
 }
 
 /// Advice for an adapter in place of a model.
-pub(super) const MERGE: &str = "merge it into its base model first (merge_and_unload() of peft, then save_pretrained()), and name \
-                                the merged folder";
+pub(super) const MERGE: &str = "merge it into its base model first (xtrain merge FOLDER --base MODEL --out NEW), or name that model, and \
+                                this folder with --adapter, or in a run file as adapter.init_from";
 
 fn is_of_adapter(name: &str) -> bool {
     [".lora_", ".base_layer.", ".lora."].iter().any(|part| name.contains(part))

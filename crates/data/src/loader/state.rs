@@ -93,6 +93,9 @@ impl Loader {
                 let is_other = before.template.is_some() && now.template != before.template;
                 let file = source.stream.chat().and_then(|chat| chat.template_file.as_ref());
                 return refuse(match (is_other, file) {
+                    (false, _) if now.name == before.name => {
+                        format!("the tokens of {} have changed since the run began", now.name)
+                    }
                     (false, _) => format!("the tokens of {} are not those of {}", now.name, before.name),
                     (true, Some(file)) => {
                         format!(

@@ -5,17 +5,12 @@
 //! answer is what its group matched; of several groups, the first one that is not empty; without groups, the
 //! whole match. Text without a match has no answer.
 
-use onig::{Regex, RegexOptions, Region, SearchOptions, Syntax};
-
 use super::fault::{RowFault, RowResult, shown};
 use super::python_text::strip;
-use crate::tokenizer::limit_expressions;
-
-/// Maximum size of an expression.
-const MAX_BYTES: usize = 10_000;
+use crate::expression::{Expression, MAX_BYTES};
 
 /// An expression that finds the answer in generated text.
-pub(super) struct AnswerPattern(Regex);
+pub(super) struct AnswerPattern(Expression);
 
 impl AnswerPattern {
     pub(super) fn new(pattern: &str) -> RowResult<AnswerPattern> {
@@ -23,35 +18,21 @@ impl AnswerPattern {
             let problem = format!("\"extract\" has {} bytes, more than {MAX_BYTES}", pattern.len());
             return Err(RowFault::new(problem, "shorten it"));
         }
-        limit_expressions();
-        let compiled = Regex::with_options(pattern, RegexOptions::REGEX_OPTION_NONE, Syntax::python());
-        compiled.map(AnswerPattern).map_err(|error| {
-            let problem = format!("\"extract\" is {}: {}", shown(pattern), error.description());
+        Expression::new(pattern).map(AnswerPattern).map_err(|error| {
+            let problem = format!("\"extract\" is {}: {error}", shown(pattern));
             RowFault::new(problem, "give a regular expression as Python has them")
         })
     }
 
     /// The answer in `text`, without white space at its ends; `None` if nothing matches.
     fn find<'t>(&self, text: &'t str) -> RowResult<Option<&'t str>> {
-        let mut groups = Region::new();
-        let found = self.0.search_with_param(
-            text,
-            0,
-            text.len(),
-            SearchOptions::SEARCH_OPTION_NONE,
-            Some(&mut groups),
-            Default::default(),
-        );
-        let found = found.map_err(|error| {
-            let problem =
-                format!("\"extract\" cannot be searched in {}: {}", shown(text), error.description());
+        let found = self.0.search(text).map_err(|error| {
+            let problem = format!("\"extract\" cannot be searched in {}: {error}", shown(text));
             RowFault::new(problem, "simplify the expression")
         })?;
-        if found.is_none() {
-            return Ok(None);
-        }
+        let Some(groups) = found else { return Ok(None) };
         let group = |index: usize| groups.pos(index).and_then(|(start, end)| text.get(start..end));
-        let answer = match self.0.captures_len() {
+        let answer = match self.0.groups() {
             0 => group(0),
             1 => Some(group(1).unwrap_or_default()),
             count => (1..=count).filter_map(group).find(|text| !text.is_empty()),

@@ -193,8 +193,9 @@ impl StepBench {
         let processor = Processor::for_config_at(&parsed.config, gpu)?;
         let mut parsed = parsed.clone();
         if rank_of.is_none() && process_group.is_alone() {
-            // The step of one process, which measures the device.
-            parsed.config.parallel = ParallelConfig::default();
+            // The step of one process, which measures the device; the order of sums is one process's, too.
+            let reduce = parsed.config.parallel.reduce;
+            parsed.config.parallel = ParallelConfig { reduce, ..ParallelConfig::default() };
         }
         let rank = rank_of.map_or(process_group.rank(), |rank_of| Rank::first_of(rank_of.ranks));
         let planned = plan_for(&parsed, processor.target(), rank)?;

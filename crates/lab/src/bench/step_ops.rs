@@ -39,7 +39,9 @@ pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
     let ceiling = ceiling(&parsed.config)?;
     let mut bench = StepBench::new(parsed, &ProcessGroup::alone(), None, None)?;
     let id = bench.learner.program();
-    let counts = TokenCounts::full(bench.learner.spec().batch.tokens() as u64);
+    // A program with sums for any world adds the micro-batches of a step as it was made for.
+    let micro_steps = bench.learner.spec().parallel.tree_micro_steps;
+    let counts = TokenCounts::full((micro_steps * bench.learner.spec().batch.tokens()) as u64);
     let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     // The first for what is done once, the second for warmth.
     for n in 0..repeats.max(1) + 2 {
@@ -47,7 +49,10 @@ pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
             let engine = bench.learner.weights().engine();
             engine.set_timing(Timing::Ops { repeats: 1 }).map_err(LearnError::from)?;
         }
-        bench.micro_step(&Step { number: n as u64, lr: LR, counts, micro_steps: 1 }, 0, n)?;
+        for micro_step in 0..micro_steps {
+            let step = Step { number: n as u64, lr: LR, counts, micro_steps };
+            bench.micro_step(&step, micro_step, n * micro_steps + micro_step)?;
+        }
         let times = bench.learner.weights().engine().take_times().map_err(LearnError::from)?;
         for timed in times {
             if let (TimedWork::Instance(index), true) = (timed.work, n > 1) {

@@ -128,7 +128,12 @@ fn exact(
     if let Some(found) = answered(name, value) {
         return Some(found);
     }
-    let named: Vec<_> = all().filter(|(_, key)| plain(&key.name) == bare).collect();
+    let mut named: Vec<_> = all().filter(|(_, key)| plain(&key.name) == bare).collect();
+    // A name alone means the model's key, not that of the adapters.
+    let is_of_adapters = |of: &(&Section, &Key)| of.0.name == "adapter";
+    if !named.iter().all(is_of_adapters) {
+        named.retain(|of| !is_of_adapters(of));
+    }
     if !named.is_empty() {
         return Some(keys(named, By::Name, name, value));
     }

@@ -84,13 +84,17 @@ pub struct Config {
     /// through a few SwiGLUs of many, which a router chooses. The keys of the model may be left out with
     /// `model.init_from`.
     pub experts: ExpertsConfig,
+    /// Low-rank adapters (LoRA, arXiv 2106.09685), which are trained in place of the model of
+    /// `model.init_from`: a linear layer computes y = W x + (alpha / rank) B A x. docs/adapters.md explains
+    /// them.
+    pub adapter: AdapterConfig,
     /// Texts, tokenizer and sequence length. Relative paths start at `train.started_in`, by default the
     /// current folder; those of `--set` always start at the current folder.
     pub data: DataConfig,
     /// Number formats of the computation. Master weights, accumulated gradients and the optimizer
     /// are fp32 under every recipe; docs/numerics.md defines each.
     pub precision: PrecisionConfig,
-    /// AdamW with decoupled weight decay, and gradient clipping. The schedule scales `lr`.
+    /// AdamW or Muon, with decoupled weight decay, and gradient clipping. The schedule scales `lr`.
     pub optimizer: OptimizerConfig,
     /// The learning rate over the run: a linear warmup whose first step already uses `lr / warmup_steps`,
     /// then the decay that `kind` names. It spans the whole run, so a run that is resumed with more steps
@@ -168,7 +172,7 @@ impl Parsed {
     /// They cannot, with sizes that would do.
     pub fn check_shared(&self, ranks: usize) -> Result<(), ConfigErrors> {
         let mut report = Report::new(self.file.clone(), self.origins.clone(), Vec::new());
-        rules::shared_by(&self.config, ranks, &mut report);
+        rules::ranks::shared_by(&self.config, ranks, &mut report);
         report.finish()
     }
 

@@ -4,11 +4,11 @@ use serde_json::Value as Json;
 
 use super::error::Report;
 use super::print::toml_value;
-use super::section::TokenizerChoice;
+use super::section::{AdapterConfig, TokenizerChoice};
 use super::{Config, ConfigErrors, OrAuto, Parsed, ScalesFile, rules};
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_data::tokenizer::MIN_BPE_TOKENS;
-use xtrain_model::{Architecture, Description, Recipe};
+use xtrain_model::{Architecture, Description, ModelError, Recipe};
 
 /// Facts that are not in the run file. The default has none, which suffices for a configuration that was
 /// resolved before.
@@ -18,6 +18,8 @@ pub struct Facts {
     pub init: Option<Description>,
     /// The weight of the balance loss in that file, if any.
     pub init_balance_loss: Option<f64>,
+    /// Rank, alpha and targets of the adapters in `adapter.init_from`, or of those of a run that is resumed.
+    pub init_adapter: Option<AdapterConfig>,
     /// Number of tokens in the tokenizer's vocabulary.
     pub tokenizer_vocab_size: Option<usize>,
     /// The first folder of token shards among the training data. Its tokenizer is used instead of one that
@@ -102,14 +104,22 @@ impl Parsed {
         let mut describes_experts = true;
         if let Some(model) = &model {
             config.model.fill_from(model);
-            describes_experts = rules::experts(&config, model, &mut report);
+            describes_experts = rules::model::experts(&config, model, &mut report);
             if let Some(mixture) = &model.mixture {
                 config.experts.fill_from(mixture, facts.init_balance_loss);
             }
-            rules::positions(&config, &mut report);
-            rules::within_window(&config, model.window, &mut report);
+            rules::model::positions(&config, &mut report);
+            rules::model::within_window(&config, model.window, &mut report);
         }
-        let architecture = model.filter(|_| describes_experts).map(|model| model.architecture());
+        let architecture = model.filter(|_| describes_experts).map(|model| -> Result<_, ModelError> {
+            let base = model.architecture()?;
+            rules::adapter::fill_from_folder(&mut config, facts.init_adapter.as_ref(), &base, &mut report);
+            Ok(Architecture { adapter: config.adapter.adapter(), ..base })
+        });
+        if let Some(Ok(architecture)) = &architecture {
+            rules::adapter::fits(architecture, &mut report);
+        }
+        config.adapter.fill();
         if let Some(Err(error)) = &architecture {
             report.about(&["model.layers"], error.to_string());
         }
@@ -119,7 +129,7 @@ impl Parsed {
         }
         config.schedule.fill(steps);
         self.fill_run(&mut config, facts);
-        rules::shared_by(&config, facts.world_size(), &mut report);
+        rules::ranks::shared_by(&config, facts.world_size(), &mut report);
         report.finish()?;
         let architecture =
             architecture.and_then(Result::ok).expect("an unknown architecture has been reported");
@@ -146,8 +156,10 @@ impl Parsed {
         config.eval.tokens = Some(config.eval.tokens(config.step_tokens()));
         let best_every =
             if config.checkpoint.is_best_of_task() { config.eval.tasks_every } else { eval_every };
+        config.optimizer.fill();
         config.checkpoint.keep_best.get_or_insert(best_every != 0);
         config.checkpoint.export_dtype.get_or_insert(match recipe {
+            _ if config.adapter.rank.is_some() => ExportDtype::Fp32,
             Recipe::Fp32 => ExportDtype::Fp32,
             _ => ExportDtype::Bf16,
         });

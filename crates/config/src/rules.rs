@@ -2,14 +2,17 @@
 //!
 //! A rule uses only the file. Rules that need the tokenizer, the data or a folder are in `resolve`.
 
+pub(super) mod adapter;
+pub(super) mod model;
+pub(super) mod ranks;
+
 use super::error::Report;
 use super::print::toml_value;
 use super::schema::sections;
-use super::section::{DataSource, DataSources, ParallelConfig, ReduceDtype, TokenizerChoice, Transport};
-use super::{Balance, Config, OrAuto, Recompute, RopeScaling, ScheduleKind};
-use std::time::Duration;
-use xtrain_model::{Description, Family};
-use xtrain_program::Reduce;
+use super::section::{
+    DataSource, DataSources, MomentFormat, OptimizerConfig, OptimizerKind, TokenizerChoice,
+};
+use super::{Config, OrAuto, Recompute, ScheduleKind};
 
 /// A setting that a key needs beside it, or excludes.
 #[derive(Clone, Copy)]
@@ -26,6 +29,7 @@ pub(super) fn beside(path: &str) -> Option<Beside> {
         "schedule.decay_steps" | "schedule.decay_fraction" | "schedule.decay_shape" => {
             Beside::Needs("schedule.kind = \"wsd\"")
         }
+        "optimizer.momentum" => Beside::Needs("optimizer.kind = \"muon\""),
         "train.recompute_blocks" => Beside::Needs("train.recompute = \"block\""),
         "precision.margin" | "precision.amax_history_len" | "precision.amax_compute" => {
             Beside::Needs("precision.recipe = \"fp8-delayed\"")
@@ -38,21 +42,35 @@ pub(super) fn beside(path: &str) -> Option<Beside> {
 
 /// Reports every rule that `config` breaks.
 pub(super) fn check(config: &Config, report: &mut Report) {
-    if config.model.init_from.is_none() {
-        described_model(config, report);
-    }
-    rope_scaling(config, report);
-    positions(config, report);
+    model::check(config, report);
     data(config, report);
     run_length(config, report);
     if let Some(steps) = config.train.total_steps(config.data.seq_len, None) {
         schedule_fits(config, steps, report);
     }
     schedule(config, report);
+    optimizer(config, report);
     within_f32(config, report);
     saving_and_evaluation(config, report);
-    gradients_between_ranks(config, report);
-    times_between_ranks(config, report);
+    ranks::check(config, report);
+    adapter::check(config, report);
+}
+
+/// Keys that belong to one optimizer.
+fn optimizer(config: &Config, report: &mut Report) {
+    let OptimizerConfig { kind, momentum, moments, .. } = config.optimizer;
+    if kind == OptimizerKind::AdamW && momentum.is_some() {
+        let message = format!(
+            "`momentum` is that of `kind = \"muon\"`; AdamW has `betas`; {}, or set `kind`",
+            report.leave_out(&["optimizer.momentum"])
+        );
+        report.about(&["optimizer.momentum", "optimizer.kind"], message);
+    }
+    if kind == OptimizerKind::Muon && moments == MomentFormat::Bf16 {
+        let message = "`moments = \"bf16\"` is not supported with `kind = \"muon\"`, which has one moment of a matrix in fp32; use \"fp32\", or \
+                       `kind = \"adamw\"`";
+        report.about(&["optimizer.moments", "optimizer.kind"], message.to_owned());
+    }
 }
 
 /// Checks the schedule against a run of `steps`.
@@ -79,272 +97,6 @@ pub(super) fn schedule_fits(config: &Config, steps: u64, report: &mut Report) {
             format!(
                 "{warmup} steps of warmup and {decay} of decay do not fit into a run of {steps} steps; \
                  shorten one of them"
-            ),
-        );
-    }
-}
-
-/// Checks that so many ranks can be divided into replicas and add gradients in the given order, and that each
-/// gets as many micro-batches of a step as the others.
-pub(super) fn shared_by(config: &Config, ranks: usize, report: &mut Report) {
-    let ParallelConfig { pipeline, replicas, tensor, reduce, .. } = config.parallel;
-    if ranks > 1 && !ranks.is_multiple_of(pipeline) {
-        report.about(
-            &["parallel.pipeline"],
-            format!(
-                "{ranks} ranks cannot be divided into `pipeline` = {pipeline} stages of equal size; {}, or another number of ranks",
-                nearest_divisors("pipeline", ranks, pipeline)
-            ),
-        );
-        return;
-    }
-    let (is_alone, data_ranks) = (ranks <= 1, config.parallel.data_ranks(ranks));
-    // Those of a stage, which share batch and state.
-    let ranks = ranks / config.parallel.stages(ranks);
-    if ranks > 1 && !ranks.is_multiple_of(replicas) {
-        report.about(
-            &["parallel.replicas"],
-            format!(
-                "{ranks} ranks cannot be divided into `replicas` = {replicas} groups of equal size; {}, or another number of \
-                 ranks",
-                nearest_divisors("replicas", ranks, replicas)
-            ),
-        );
-    }
-    if !is_alone && !ranks.is_multiple_of(tensor) {
-        report.about(
-            &["parallel.tensor"],
-            format!(
-                "{ranks} ranks of a stage cannot be divided into groups of `tensor` = {tensor}; {}, or another number of ranks",
-                nearest_divisors("tensor", ranks, tensor)
-            ),
-        );
-        return;
-    }
-    if reduce.is_any_world() && !ranks.is_power_of_two() {
-        report.about(
-            &["parallel.reduce"],
-            format!(
-                "`reduce = \"{}\"` adds gradients as a binary tree over ranks, whose number must be a power of two, not {ranks}; use \
-                 another number of ranks, or {}",
-                reduce.name(),
-                report.leave_out(&["parallel.reduce"])
-            ),
-        );
-    }
-    shared_batch(config, data_ranks, report);
-}
-
-/// Checks that so many ranks with different data get as many micro-batches each.
-fn shared_batch(config: &Config, ranks: usize, report: &mut Report) {
-    let (batch, micro) = (config.train.batch_size, config.train.micro_batch_size);
-    let sharers = if config.parallel.tensor > 1 { "groups of tensor ranks" } else { "ranks" };
-    if !batch.is_multiple_of(ranks) {
-        let unit = match micro {
-            Some(OrAuto::Is(micro)) if report.is_given("train.micro_batch_size") => ranks * micro,
-            _ => ranks,
-        };
-        let near = [batch / unit * unit, batch.next_multiple_of(unit)];
-        let tries: Vec<String> =
-            near.iter().filter(|size| **size > 0).map(|size| format!("`batch_size = {size}`")).collect();
-        report.about(
-            &["train.batch_size"],
-            format!(
-                "`batch_size` = {batch} cannot be shared evenly by {ranks} {sharers}; try {}{}",
-                tries.join(" or "),
-                match batch < ranks {
-                    true => ", or a larger `parallel.tensor`, whose ranks share sequences",
-                    false => "",
-                }
-            ),
-        );
-    } else if let Some(OrAuto::Is(micro)) = micro
-        && !(batch / micro).is_multiple_of(ranks)
-    {
-        report.about(
-            &["train.micro_batch_size", "train.batch_size"],
-            format!(
-                "`micro_batch_size` = {micro} makes {} micro-batches of `batch_size` = {batch}, which {ranks} ranks cannot share \
-                 evenly; {}",
-                batch / micro,
-                nearest_divisors("micro_batch_size", batch / ranks, micro)
-            ),
-        );
-    }
-}
-
-/// Checks the longest position against the sequence length, also if a folder gives the longest position.
-pub(super) fn positions(config: &Config, report: &mut Report) {
-    if let Some(positions) = config.model.max_position_embeddings
-        && positions < config.data.seq_len
-    {
-        report.about(
-            &["model.max_position_embeddings", "data.seq_len"],
-            format!(
-                "`max_position_embeddings` is {positions}, less than `data.seq_len` = {}; raise it \
-                 (with `rope_scaling`, if the model was trained on less), or shorten `data.seq_len`",
-                config.data.seq_len
-            ),
-        );
-    }
-}
-
-/// Refuses sequences that a sliding window of the folder's model would change.
-pub(super) fn within_window(config: &Config, window: Option<usize>, report: &mut Report) {
-    if let Some(window) = window.filter(|window| *window < config.data.seq_len) {
-        report.about(
-            &["data.seq_len", "model.init_from"],
-            format!(
-                "`seq_len` = {} exceeds the sliding window of the folder's model, and attention within windows is not \
-                 supported; train on sequences of at most {window} tokens",
-                config.data.seq_len
-            ),
-        );
-    }
-}
-
-fn described_model(config: &Config, report: &mut Report) {
-    let model = &config.model;
-    missing(report, "model", "dim", model.dim.is_none(), ", or name a Hugging Face folder with `init_from`");
-    missing(report, "model", "layers", model.layers.is_none(), "");
-    missing(report, "model", "heads", model.heads.is_none(), "");
-    let without = model.family().has_experts() && config.experts.count.is_none();
-    missing(report, "experts", "count", without, "");
-
-    if let (Some(heads), Some(kv_heads)) = (model.heads, model.kv_heads)
-        && !heads.is_multiple_of(kv_heads)
-    {
-        report.about(
-            &["model.kv_heads", "model.heads"],
-            format!(
-                "`kv_heads` = {kv_heads} does not divide `heads` = {heads}; {}",
-                nearest_divisors("kv_heads", heads, kv_heads)
-            ),
-        );
-    }
-    if let (Some(dim), Some(heads), None) = (model.dim, model.heads, model.head_dim)
-        && !dim.is_multiple_of(heads)
-    {
-        report.about(
-            &["model.heads", "model.dim", "model.head_dim"],
-            format!(
-                "`heads` = {heads} does not divide `dim` = {dim}; change one of them, or give `head_dim`"
-            ),
-        );
-    } else if let Some(head_dim) = model.head_dim()
-        && !head_dim.is_multiple_of(2)
-    {
-        let computed = if model.head_dim.is_none() { ", which is `dim / heads`," } else { "" };
-        report.about(
-            &["model.head_dim", "model.heads", "model.dim"],
-            format!("`head_dim` = {head_dim}{computed} must be even, because RoPE rotates pairs of features"),
-        );
-    }
-    let family = model.family();
-    let qkv_bias = model.qkv_bias.unwrap_or(family.qkv_bias());
-    let qk_norm = model.qk_norm.unwrap_or(family.qk_norm());
-    if config.checkpoint.export_hf && (qkv_bias, qk_norm) != (family.qkv_bias(), family.qk_norm()) {
-        report.about(
-            &["model.qkv_bias", "model.qk_norm", "model.family", "checkpoint.export_hf"],
-            format!(
-                "`qkv_bias` = {qkv_bias} with `qk_norm` = {qk_norm} is no {} model, so other programs could not \
-                 load its export; leave both keys out, or set `checkpoint.export_hf = false`",
-                toml_value(&serde_json::json!(family)),
-            ),
-        );
-    }
-}
-
-/// Checks `[experts]` against the model, whose family a folder may give. False if the keys describe no
-/// experts of the model, which is then reported.
-pub(super) fn experts(config: &Config, model: &Description, report: &mut Report) -> bool {
-    let (experts, family) = (&config.experts, model.family);
-    if !family.has_experts() {
-        let keys = serde_json::json!(experts);
-        let keys = keys.as_object().into_iter().flat_map(|keys| keys.keys());
-        let keys = keys.map(|key| format!("experts.{key}")).filter(|key| report.is_given(key));
-        let keys: Vec<String> = keys.collect();
-        let (Some(first), name) = (keys.first(), family.name()) else { return true };
-        if report.is_given("model.init_from") {
-            let folder = "the model of `init_from`";
-            let message = format!("{folder} is a {name} model, which has no experts; leave [experts] out");
-            report.about(&[first, "model.init_from"], message);
-            return true;
-        }
-        let given: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let leave_out = report.leave_all_out(&given, &["model.family"]);
-        let families = Family::listing(Family::has_experts, "`");
-        let message = format!("a {name} model has no experts ({families} have); {leave_out}");
-        report.about(&[first, "model.family"], message);
-        return true;
-    }
-    let describes_experts = mixture(config, model, report);
-    let biased = family.router().is_some_and(|router| router.biased);
-    let balance = experts.balance.unwrap_or(Balance::usual(biased));
-    let (loss, rate) = (experts.balance_loss.is_some(), experts.bias_rate.is_some());
-    for (key, is_given, of) in [("balance_loss", loss, Balance::Loss), ("bias_rate", rate, Balance::Bias)] {
-        if !is_given || balance == of {
-            continue;
-        }
-        let [of, now] = [of, balance].map(|balance| toml_value(&serde_json::json!(balance)));
-        let path = format!("experts.{key}");
-        if report.is_given("experts.balance") {
-            let why = format!("`{key}` is for `balance = {of}`, not {now}");
-            exclusive(report, &path, "experts.balance", &why);
-        } else {
-            let leave_out = report.leave_out(&[&path, "model.family"]);
-            let family = family.name();
-            report.about(
-                &[&path, "model.family"],
-                format!("`{key}` is for `balance = {of}`, and a {family} model has `balance = {now}` by default; {leave_out}"),
-            );
-        }
-    }
-    if balance == Balance::Bias && !biased {
-        report.about(
-            &["experts.balance", "model.family"],
-            format!("a {} model has no bias on its scores; use `balance = \"loss\"`", family.name()),
-        );
-    }
-    describes_experts
-}
-
-/// Checks that the keys describe experts of the model; false if not, which is then reported.
-fn mixture(config: &Config, model: &Description, report: &mut Report) -> bool {
-    let Some(mixture) = &model.mixture else { return true };
-    let (layers, router) = (model.layers, mixture.router);
-    // A folder's list was compared with the keys.
-    let dense_blocks = config.experts.dense_blocks.as_ref().filter(|_| config.model.init_from.is_none());
-    if let Some(block) = dense_blocks.into_iter().flatten().find(|block| **block >= layers) {
-        let last = layers.saturating_sub(1);
-        let message = format!("`dense_blocks` has {block}, but the blocks of the model are 0 to {last}");
-        report.about(&["experts.dense_blocks", "model.layers"], message);
-        return false;
-    }
-    if let Err(error) = router.check(mixture.count) {
-        let keys = match (1..=mixture.count).contains(&router.top_k) {
-            true => ["experts.groups", "experts.top_groups", "experts.count"],
-            false => ["experts.per_token", "experts.count", "model.init_from"],
-        };
-        report.about(&keys, error.to_string());
-        return false;
-    }
-    if let Err((key, error)) = mixture.check(model.family, layers) {
-        report.about(&[&format!("experts.{key}"), "model.family", "model.init_from"], error.to_string());
-        return false;
-    }
-    true
-}
-
-fn rope_scaling(config: &Config, report: &mut Report) {
-    if let Some(RopeScaling::Llama3 { low_freq_factor: low, high_freq_factor: high, .. }) =
-        config.model.rope_scaling
-        && high <= low
-    {
-        report.about(
-            &["model.rope_scaling"],
-            format!(
-                "`rope_scaling.high_freq_factor` = {high} must be greater than `low_freq_factor` = {low}"
             ),
         );
     }
@@ -497,6 +249,7 @@ fn within_f32(config: &Config, report: &mut Report) {
         ("experts", "balance_loss", experts.balance_loss),
         ("experts", "bias_rate", experts.bias_rate),
         ("experts", "z_loss", experts.z_loss),
+        ("adapter", "alpha", config.adapter.alpha),
         ("optimizer", "lr", Some(optimizer.lr)),
         ("optimizer", "eps", Some(optimizer.eps)),
         ("optimizer", "weight_decay", Some(optimizer.weight_decay)),
@@ -520,6 +273,13 @@ fn within_f32(config: &Config, report: &mut Report) {
                 toml_value(&(*beta).into())
             ),
         );
+    }
+    if let Some(momentum) = optimizer.momentum.filter(|momentum| *momentum as f32 >= 1.0) {
+        let message = format!(
+            "`momentum` = {} is 1 in f32, so that the moment would never move; give at most 0.9999999",
+            toml_value(&momentum.into())
+        );
+        report.about(&["optimizer.momentum"], message);
     }
 }
 
@@ -593,36 +353,6 @@ fn missing(report: &mut Report, section: &str, key: &str, missing: bool, alterna
     }
 }
 
-/// Refuses times within which no rank can answer.
-fn times_between_ranks(config: &Config, report: &mut Report) {
-    let ParallelConfig { start_timeout, timeout, .. } = config.parallel;
-    for (key, time) in [("start_timeout", start_timeout), ("timeout", timeout)] {
-        if time.duration() < Duration::from_secs(1) {
-            report.about(&[&format!("parallel.{key}")], format!("`{key}` is {time}; give at least 1s"));
-        }
-    }
-}
-
-fn gradients_between_ranks(config: &Config, report: &mut Report) {
-    let ParallelConfig { reduce, reduce_dtype, transport, .. } = config.parallel;
-    let rounds = match reduce {
-        Reduce::SameWorld => None,
-        Reduce::AnyWorld | Reduce::AnyMesh => {
-            Some("sums for any world have the bits of one process, which rounds no gradients")
-        }
-        Reduce::Fast => {
-            Some("NCCL adds gradients in the type in which ranks send them, and sums in bf16 lose gradients")
-        }
-    };
-    if let (Some(why), ReduceDtype::Bf16) = (rounds, reduce_dtype) {
-        exclusive(report, "parallel.reduce", "parallel.reduce_dtype", why);
-    }
-    if (reduce, transport) == (Reduce::Fast, Transport::Copy) {
-        let why = "only NCCL adds while it sends, and copies add nothing";
-        exclusive(report, "parallel.reduce", "parallel.transport", why);
-    }
-}
-
 /// Reports that two keys of a section exclude each other.
 fn exclusive(report: &mut Report, one: &str, other: &str, why: &str) {
     let name = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
@@ -635,9 +365,14 @@ fn exclusive(report: &mut Report, one: &str, other: &str, why: &str) {
 
 /// `try kv_heads = 2 or kv_heads = 3`: the divisors of `whole` next to `part`.
 fn nearest_divisors(key: &str, whole: usize, part: usize) -> String {
+    nearest_divisors_to(usize::MAX, key, whole, part)
+}
+
+/// As [`nearest_divisors`], of those up to `most`.
+fn nearest_divisors_to(most: usize, key: &str, whole: usize, part: usize) -> String {
     let divides = |divisor: &usize| whole.is_multiple_of(*divisor);
     let below = (1..part.min(whole + 1)).rev().find(divides);
-    let above = (part..=whole).find(divides);
+    let above = (part..=whole.min(most)).find(divides);
     let tries: Vec<String> =
         below.into_iter().chain(above).map(|divisor| format!("`{key} = {divisor}`")).collect();
     format!("try {}", tries.join(" or "))

@@ -1,8 +1,8 @@
 //! The answer of `xtrain plan`: whether a run fits as it is configured, and what to run instead, or faster.
 //!
 //! There is one proposal. On several ranks it is the fastest of the modes that fit, which is also the last
-//! line under their table. What does not fit on this number of GPUs is planned on the least number on which
-//! it does.
+//! line under their table. What does not fit on this number of GPUs is planned on the fewest on which it
+//! does, of those that are tried.
 
 use crate::error::PlanError;
 use crate::estimate::Device;
@@ -69,6 +69,13 @@ const GAIN: f64 = 0.02;
 /// Meshes for which larger micro-batches are tried.
 const MOST_LARGER: usize = 4;
 
+/// Numbers of nodes on which meshes are tried if a run does not fit.
+const NODES: [usize; 14] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128];
+
+/// Numbers of GPUs on which meshes are planned in full without one that fits, at most, and meshes of each.
+const MOST_COUNTS: usize = 5;
+const MOST_OF_COUNT: usize = 4;
+
 /// Share of the time that `parallel.reduce = "fast"` must save, because it changes bits.
 const GAIN_OF_FAST: f64 = 0.05;
 
@@ -82,7 +89,8 @@ impl<E: From<PlanError>> Planner<'_, E> {
         let mut sets: Vec<Vec<String>> =
             candidates.iter().map(|candidate| settings(&candidates[given], candidate)).collect();
         let of_modes = candidates.len();
-        let left_out = self.add_meshes(open, open.rank.world_size, &mut candidates, &mut sets)?;
+        let most = most_planned(open);
+        let left_out = self.add_meshes(open, open.rank.world_size, most, &mut candidates, &mut sets)?;
         let best = preferred(&candidates, available);
         let fits = candidates[given].needed_bytes <= available;
         let fit = match (self.room, best) {
@@ -126,13 +134,18 @@ impl<E: From<PlanError>> Planner<'_, E> {
     }
 
     /// The advice for a run that `ranks` cannot run as configured, for the reason `why`; `alone` is its plan
-    /// in one process. `None` if they cannot in any mesh.
-    pub fn advise_refused(&self, alone: &Planned, ranks: usize, why: &str) -> Result<Option<Advice>, E> {
+    /// in one process. The meshes that were not planned if they cannot in any.
+    pub fn advise_refused(
+        &self,
+        alone: &Planned,
+        ranks: usize,
+        why: &str,
+    ) -> Result<Result<Advice, LeftOut>, E> {
         let (mut candidates, mut sets) = (Vec::new(), Vec::new());
-        let left_out = self.add_meshes(alone, ranks, &mut candidates, &mut sets)?;
+        let left_out = self.add_meshes(alone, ranks, most_planned(alone), &mut candidates, &mut sets)?;
         let best = preferred(&candidates, self.available());
         let least = (0..candidates.len()).min_by_key(|n| candidates[*n].needed_bytes);
-        let Some(given) = best.or(least) else { return Ok(None) };
+        let Some(given) = best.or(least) else { return Ok(Err(left_out)) };
         let own = candidates[given].clone();
         candidates[given] = self.on(own)?;
         let Device { target, threads, .. } = *self.device;
@@ -148,21 +161,23 @@ impl<E: From<PlanError>> Planner<'_, E> {
         let refused = Some(why.to_owned());
         let mut advice = Advice { candidates, given, refused, meshes, left_out, fit, proposal, fast: None };
         advice.fast = self.fast(advice.shown())?;
-        Ok(Some(advice))
+        Ok(Ok(advice))
     }
 
-    /// Adds the steps of other meshes than those of `candidates` and their settings, and returns the number
-    /// of those that were not planned. The fastest meshes that fit also have larger micro-batches.
+    /// Adds the steps of at most so many other meshes than those of `candidates` and their settings, and
+    /// returns the number of those that were not planned. The fastest meshes that fit also have larger
+    /// micro-batches.
     fn add_meshes(
         &self,
         base: &Planned,
         ranks: usize,
+        most: usize,
         candidates: &mut Vec<Candidate>,
         sets: &mut Vec<Vec<String>>,
     ) -> Result<LeftOut, E> {
         let Planner { device, replan, .. } = *self;
         let available = self.available();
-        let search = meshes::MeshSearch { base, ranks, device, available, replan };
+        let search = meshes::MeshSearch { base, ranks, device, available, most, by_memory: false, replan };
         let Tries { mut tried, left_out } = search.tries(candidates);
         let mut shapes = Vec::new();
         let mut order: Vec<usize> = (0..tried.len()).collect();
@@ -313,11 +328,53 @@ impl<E: From<PlanError>> Planner<'_, E> {
                 let proposal = Proposal { settings, gpus: None, others, candidate: all.len() - 1 };
                 Ok(Some((proposal, None)))
             }
-            Verdict::Nothing { least, instead, .. } => match &instead.gpus {
-                Some(more) => self.on_more_gpus(all, more, &least.settings),
-                None => Ok(None),
-            },
+            Verdict::Nothing { least, instead, .. } => {
+                let base = all[given].planned.clone();
+                let found = self.on_larger_mesh(all, &base, instead.gpus.map(|more| more.count))?;
+                match (found, &instead.gpus) {
+                    (None, Some(more)) => self.on_more_gpus(all, more, &least.settings),
+                    (found, _) => Ok(found),
+                }
+            }
         }
+    }
+
+    /// The fastest mesh on the fewest of [`NODES`] on which one fits, if that is less than `below` GPUs. Adds
+    /// the steps there to `all`.
+    fn on_larger_mesh(
+        &self,
+        all: &mut Vec<Candidate>,
+        base: &Planned,
+        below: Option<usize>,
+    ) -> Result<Option<Instead>, E> {
+        let Planner { device, replan, .. } = *self;
+        let (available, ranks) = (self.available(), base.rank.world_size);
+        let counts = NODES.into_iter().map(|nodes| nodes * device.network.ranks_per_node);
+        let counts = counts.filter(|count| *count > ranks && below.is_none_or(|below| *count < below));
+        let mut planned = 0;
+        for ranks in counts {
+            let most = MOST_OF_COUNT;
+            let search = meshes::MeshSearch { base, ranks, device, available, most, by_memory: true, replan };
+            let tried = search.tries(&[]).tried;
+            if tried.iter().all(|tried| tried.candidate.needed_bytes > available) {
+                planned += usize::from(!tried.is_empty());
+                if planned == MOST_COUNTS {
+                    break;
+                }
+                continue;
+            }
+            let (mut found, mut sets) = (Vec::new(), Vec::new());
+            let most = meshes::MOST_PLANNED / 2;
+            let left_out = self.add_meshes(base, ranks, most, &mut found, &mut sets)?;
+            let Some(best) = preferred(&found, available) else { continue };
+            let rows = self.rows(&found, &sets, None, Some(best));
+            let candidate = all.len() + best;
+            all.extend(found);
+            let (settings, others) = (sets.swap_remove(best), Vec::new());
+            let proposal = Proposal { settings, gpus: Some(ranks), others, candidate };
+            return Ok(Some((proposal, Some((rows, left_out)))));
+        }
+        Ok(None)
     }
 
     /// The fastest mode or mesh on this number of GPUs: with the settings of the run, or else with those that
@@ -348,7 +405,7 @@ impl<E: From<PlanError>> Planner<'_, E> {
             let replan = |ranks: usize, more: &[String]| (self.replan)(ranks, &[&changed[..], more].concat());
             let Planner { device, processor, room, .. } = *self;
             let there = Planner { device, processor, room, replan: &replan };
-            let left_out = there.add_meshes(&open, count, &mut modes, &mut sets)?;
+            let left_out = there.add_meshes(&open, count, most_planned(&open), &mut modes, &mut sets)?;
             let Some(best) = preferred(&modes, self.available()) else { continue };
             for settings in &mut sets {
                 let is_known = |setting: &&String| settings.iter().any(|known| key(known) == key(setting));
@@ -431,6 +488,12 @@ fn preferred(all: &[Candidate], available: u64) -> Option<usize> {
     };
     let simplest = (0..all.len()).filter(is_as_fast);
     simplest.min_by(|&a, &b| size(a).cmp(&size(b)).then(seconds(a).total_cmp(&seconds(b))))
+}
+
+/// Meshes of a run that are planned in full, at most: programs of mixtures take longer to plan.
+fn most_planned(of: &Planned) -> usize {
+    let has_experts = of.spec.model.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
+    if has_experts { meshes::MOST_PLANNED / 2 } else { meshes::MOST_PLANNED }
 }
 
 /// The key of a setting as `--set` takes it.

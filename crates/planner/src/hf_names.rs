@@ -1,7 +1,7 @@
 //! Names and formats of a model's tensors in a Hugging Face folder.
 
 use crate::error::PlanError;
-use xtrain_checkpoint::hf::{Fp8Scales, NameEntry, NameMap, NamePart, TiedName, WholeName};
+use xtrain_checkpoint::hf::{FolderKind, Fp8Scales, NameEntry, NameMap, NamePart, TiedName, WholeName};
 use xtrain_model::hf::IGNORABLE_SUFFIXES;
 use xtrain_model::{Architecture, Bf16Reason, Numerics, ParameterSpec, ROUTER};
 use xtrain_program::Quantization;
@@ -18,11 +18,12 @@ pub fn name_map(model: &Architecture) -> NameMap {
     };
     let parameters = model.parameters();
     let wholes = parameters.iter().filter_map(whole).collect();
-    let in_fp32 = parameters.iter().filter(|p| !p.group.is_trained()).map(|p| p.name.clone()).collect();
+    let in_fp32 = parameters.iter().filter(|p| !p.group.has_gradient()).map(|p| p.name.clone()).collect();
     let entry =
         |p: ParameterSpec| NameEntry { name: p.name, shape: p.shape, parts: p.parts.list(), fp8: None };
     let tied = TiedName { hf_name: "lm_head.weight".into(), same_as: "model.embed_tokens.weight".into() };
     NameMap {
+        kind: FolderKind::Model,
         entries: parameters.into_iter().map(entry).collect(),
         in_fp32,
         whole: wholes,
@@ -30,6 +31,14 @@ pub fn name_map(model: &Architecture) -> NameMap {
         tied: if model.tie_embeddings { vec![tied] } else { Vec::new() },
         ignorable_suffixes: IGNORABLE_SUFFIXES.map(String::from).to_vec(),
     }
+}
+
+/// Names of the adapters of `model` in a folder of PEFT's.
+pub fn adapter_names(model: &Architecture) -> NameMap {
+    let adapters = model.parameters().into_iter().filter(ParameterSpec::is_adapter);
+    let entry =
+        |p: ParameterSpec| NameEntry { name: p.name, shape: p.shape, parts: p.parts.list(), fp8: None };
+    NameMap { kind: FolderKind::Adapter, entries: adapters.map(entry).collect(), ..NameMap::default() }
 }
 
 /// Names of an FP8 export. The linear layers of the blocks are FP8, except those that an FP8 recipe leaves in

@@ -1,7 +1,6 @@
 //! The memory that a step needs, and the search for the first step that needs no more than there is.
 
 use crate::estimate::stages::deciding;
-use xtrain_model::optimizer::{AdamWSpec, Optimizer};
 use xtrain_model::{ParameterSpec, Recipe};
 use xtrain_program::{Program, StateKind};
 use xtrain_step::engine::Target;
@@ -41,7 +40,7 @@ pub(crate) fn least_of_stages(spec: &TrainingSpec) -> Result<u64, LearnError> {
 /// at least: a lower bound of what its step needs, without its program.
 pub(crate) fn least_state_bytes(spec: &TrainingSpec) -> Result<u64, LearnError> {
     let layout = Layout::from_spec(spec)?;
-    let Optimizer::AdamW(AdamWSpec { moments, .. }) = spec.optimizer;
+    let moment_bytes = spec.optimizer.state_dtype().bytes(1);
     // A matrix in FP8 has one copy or more.
     let copy_bytes = match spec.recipe {
         Recipe::Fp32 => 0,
@@ -56,11 +55,18 @@ pub(crate) fn least_state_bytes(spec: &TrainingSpec) -> Result<u64, LearnError> 
         let computed = layout.cuts().get(&p.name).map_or(p.shape[0], |cut| cut.shard.rows) / parts;
         let of_gradient = if spec.parallel.cuts_gradients() { rows } else { computed };
         let of_copy = if spec.parallel.cuts_weights() { rows } else { computed };
-        let state = rows * (DType::F32.bytes(1) + 2 * moments.bytes(1)) + of_gradient * DType::F32.bytes(1);
+        if p.is_frozen {
+            // In the type in which it is read, or in FP8.
+            let bytes = if p.shape.len() > 1 && copy_bytes > 0 { copy_bytes } else { DType::F32.bytes(1) };
+            return row * (of_copy * bytes) as u64;
+        }
+        let moments = spec.optimizer.state(p.group).len() * moment_bytes;
+        let state = rows * (DType::F32.bytes(1) + moments) + of_gradient * DType::F32.bytes(1);
         let copies = if p.shape.len() > 1 { of_copy * copy_bytes } else { 0 };
         row * (state + copies) as u64
     };
-    let trained = spec.model.parameters().into_iter().filter(|p| p.group.is_trained() && layout.has(&p.name));
+    let trained =
+        spec.model.parameters().into_iter().filter(|p| p.group.has_gradient() && layout.has(&p.name));
     Ok(trained.map(of_parameter).sum())
 }
 
@@ -122,7 +128,7 @@ mod tests {
 
     #[test]
     fn the_least_state_is_most_of_that_of_the_program_and_no_more() {
-        for (shard, expert, replicas, tensor, moments) in [
+        for ((shard, expert, replicas, tensor, moments), kind) in [
             ("none", 1, 1, 1, "fp32"),
             ("none", 4, 1, 1, "fp32"),
             ("optimizer", 2, 1, 1, "bf16"),
@@ -131,8 +137,13 @@ mod tests {
             ("weights", 1, 1, 1, "bf16"),
             ("weights", 8, 1, 1, "fp32"),
             ("weights", 1, 1, 4, "fp32"),
-        ] {
+        ]
+        .map(|case| (case, "adamw"))
+        .into_iter()
+        .chain([(("optimizer", 2, 1, 1, "fp32"), "muon")])
+        {
             let sets = [
+                format!("optimizer.kind={kind}"),
                 format!("parallel.shard={shard}"),
                 format!("parallel.expert={expert}"),
                 format!("parallel.replicas={replicas}"),

@@ -130,7 +130,8 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
         fp8: c.precision.fp8(&model).map_err(PlanError::Refused)?,
         batch: Batch { sequences: micro_batch_size, seq_len: c.data.seq_len },
         document_mask: c.data.document_mask(),
-        attention_deterministic: c.train.attention_deterministic,
+        // Without it, equal bits on GPUs would be chance.
+        attention_deterministic: c.train.attention_deterministic || c.parallel.reduce.is_any_world(),
         loss: Loss {
             chunk_tokens: c.train.loss_chunk(),
             z_loss: c.model.z_loss as f32,
@@ -157,7 +158,10 @@ pub fn planned_for(resolved: Resolved, rank: Rank) -> Result<Planned, PlanError>
         parallel: c.parallel.parallel(rank, micro_steps.max(1)),
         split: match (stages, &c.parallel.pipeline_split[..]) {
             (1, _) => Vec::new(),
-            (_, []) => PipelineStage::balanced_split(&model, c.data.seq_len, stages),
+            (_, []) => {
+                let parts = stages * c.parallel.chunks(rank.world_size);
+                PipelineStage::balanced_split(&model, c.data.seq_len, parts)
+            }
             (_, split) => split.to_vec(),
         },
         capacity: c.experts.capacity.and_then(OrAuto::number).and_then(Capacity::from_factor),

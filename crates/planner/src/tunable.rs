@@ -133,7 +133,8 @@ pub static RECOMPUTE_BLOCKS: Tunable = Tunable {
 /// The loss chunk.
 pub static LOSS_CHUNK: Tunable = Tunable {
     field: field!(train.loss_chunk),
-    is_open: |config| is_auto(&LOSS_CHUNK, config),
+    // A choice by memory and time would round otherwise on other ranks.
+    is_open: |config| is_auto(&LOSS_CHUNK, config) && !config.parallel.reduce.is_any_world(),
     suits: |_, _, _| true,
     changes_rounding: true,
     // From the tokens of a rank's micro-batch, rounded up, each half of the one before.

@@ -5,9 +5,9 @@ use crate::source::{CONFIG_FILE, GENERATION_FILE};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
-use xtrain_checkpoint::hf::{self, ExportDtype, ExportOptions, NameEntry, NameMap};
+use xtrain_checkpoint::hf::{self, ADAPTER_CONFIG, ExportDtype, ExportOptions, NameEntry, NameMap};
 use xtrain_checkpoint::{BoxError, Checkpoint};
-use xtrain_config::Config;
+use xtrain_config::{Config, OptimizerKind};
 use xtrain_data::Tokenizer;
 use xtrain_model::hf::{HfConfig, Notes};
 use xtrain_model::{Architecture, Numerics};
@@ -18,9 +18,16 @@ use xtrain_step::weights::Weights;
 /// Metadata of a Hugging Face folder: everything but the weights.
 pub struct Identity {
     config: HfConfig,
+    /// The folder of the model under adapters, as the run file names it.
+    base: Option<String>,
 }
 
 impl Identity {
+    /// The identity of adapters of the model in `folder`.
+    pub(crate) fn of_base(self, folder: Option<&str>) -> Identity {
+        Identity { base: folder.map(str::to_owned), ..self }
+    }
+
     /// The description of `model`, based on that of the folder it came from, if any, with the weight of the
     /// balance loss with which its experts were trained, if any.
     ///
@@ -47,7 +54,18 @@ impl Identity {
         }
         let notes = Notes::default();
         let config = HfConfig { model, bos_token_id, eos_token_ids, balance_loss, notes, source, generation };
-        Ok(Identity { config })
+        Ok(Identity { config, base: None })
+    }
+
+    /// The description of a folder without a tokenizer.
+    pub(crate) fn of_folder(config: HfConfig) -> Identity {
+        Identity { config, base: None }
+    }
+
+    /// The description of weights that `optimizer` trained.
+    pub(crate) fn trained_by(mut self, optimizer: OptimizerKind) -> Self {
+        self.config.set_of_muon(optimizer == OptimizerKind::Muon);
+        self
     }
 
     /// config.json and generation_config.json for weights of this type, exported as `names` says.
@@ -102,14 +120,9 @@ pub fn import(weights: &mut Weights, folder: &Path) -> Result<(), RunError> {
 /// As [`import`], from a folder whose embedding and head have `vocab_size` rows, at most as many as those of
 /// `weights`. Each further row is the mean of the folder's.
 pub(crate) fn import_grown(weights: &mut Weights, folder: &Path, vocab_size: usize) -> Result<(), RunError> {
-    let model = Architecture { vocab_size, ..weights.model().clone() };
+    let model = Architecture { vocab_size, ..weights.model().base() };
     let names = hf_names::name_map(&model);
-    let held = |entry: &NameEntry| {
-        let held = weights.layout().held(StateKind::Master, &entry.name);
-        let all = if weights.layout().has(&entry.name) { 0..entry.rows() } else { 0..0 };
-        held.map_or(all, |held| held.rows)
-    };
-    let held: Vec<Range<usize>> = hf_names::name_map(weights.model()).entries.iter().map(held).collect();
+    let held = held_rows(weights, &hf_names::name_map(&weights.model().base()));
     let in_folder =
         |(entry, held): (&NameEntry, &Range<usize>)| held.start.min(entry.rows())..held.end.min(entry.rows());
     let rows: Vec<Range<usize>> = names.entries.iter().zip(&held).map(in_folder).collect();
@@ -126,7 +139,7 @@ pub(crate) fn import_grown(weights: &mut Weights, folder: &Path, vocab_size: usi
             if !weights.layout().has(name) {
                 return Ok(());
             }
-            let written = weights.write_rows(StateKind::Master, name, bytemuck::cast_slice(values));
+            let written = weights.write_parameter_rows(name, values);
             written.map_err(BoxError::from)
         };
         match (new_rows.get(name), means.get(name)) {
@@ -135,6 +148,27 @@ pub(crate) fn import_grown(weights: &mut Weights, folder: &Path, vocab_size: usi
         }
     })?;
     Ok(weights.refresh()?)
+}
+
+/// Reads A and B of the adapters in `folder`: all of them, or the rows of this rank.
+pub(crate) fn import_adapters(weights: &mut Weights, folder: &Path) -> Result<(), RunError> {
+    let names = hf_names::adapter_names(weights.model());
+    let rows = held_rows(weights, &names);
+    hf::import_rows(folder, &names, &rows, &mut |name, values| match weights.layout().has(name) {
+        true => weights.write_parameter_rows(name, values).map_err(BoxError::from),
+        false => Ok(()),
+    })?;
+    Ok(weights.refresh()?)
+}
+
+/// The rows of each entry that this rank holds.
+fn held_rows(weights: &Weights, names: &NameMap) -> Vec<Range<usize>> {
+    let held = |entry: &NameEntry| {
+        let held = weights.layout().held(StateKind::Master, &entry.name);
+        let all = if weights.layout().has(&entry.name) { 0..entry.rows() } else { 0..0 };
+        held.map_or(all, |held| held.rows)
+    };
+    names.entries.iter().map(held).collect()
 }
 
 /// Elements that are read at a time for a mean.
@@ -184,8 +218,8 @@ pub fn export(
     options: &ExportOptions,
 ) -> Result<(), RunError> {
     let (model, numerics) = (weights.model().clone(), weights.numerics().clone());
-    let mut master = |name: &str| weights.read_master(name).map_err(BoxError::from);
-    write(&model, &numerics, &mut master, identity, tokenizer, folder, options)
+    let mut master = |name: &str| weights.read_parameter(name).map_err(BoxError::from);
+    write(&model, &numerics, &mut master, identity, Some(tokenizer), folder, options)
 }
 
 /// As [`export`], with the masters of a checkpoint of this model.
@@ -199,28 +233,44 @@ pub fn export_checkpoint(
 ) -> Result<(), RunError> {
     let shapes: HashMap<String, Vec<usize>> =
         model.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
-    let mut master = |name: &str| -> Result<Vec<f32>, BoxError> {
-        let shape = &shapes[name];
-        let mut values = vec![0.0; shape.iter().product()];
-        let tensor = StateKind::Master.prefix() + name;
-        checkpoint.read_rows(&tensor, 0..shape[0], bytemuck::cast_slice_mut(&mut values))?;
-        Ok(values)
-    };
-    write(model, numerics, &mut master, identity, tokenizer, folder, options)
+    let mut master = |name: &str| read_master(checkpoint, name, &shapes[name]);
+    write(model, numerics, &mut master, identity, Some(tokenizer), folder, options)
+}
+
+/// The master of this shape in a checkpoint.
+pub(crate) fn read_master(
+    checkpoint: &Checkpoint,
+    name: &str,
+    shape: &[usize],
+) -> Result<Vec<f32>, BoxError> {
+    let mut values = vec![0.0; shape.iter().product()];
+    let tensor = StateKind::Master.prefix() + name;
+    checkpoint.read_rows(&tensor, 0..shape[0], bytemuck::cast_slice_mut(&mut values))?;
+    Ok(values)
 }
 
 /// The masters by name.
-type Masters<'a> = dyn FnMut(&str) -> Result<Vec<f32>, BoxError> + 'a;
+pub(crate) type Masters<'a> = dyn FnMut(&str) -> Result<Vec<f32>, BoxError> + 'a;
 
-fn write(
+/// As [`export`], with masters that come one by one.
+pub(crate) fn write(
     model: &Architecture,
     numerics: &Numerics,
     master: &mut Masters<'_>,
     identity: &Identity,
-    tokenizer: &Tokenizer,
+    tokenizer: Option<&Tokenizer>,
     folder: &Path,
     options: &ExportOptions,
 ) -> Result<(), RunError> {
+    let tokenizer_files = tokenizer.map(Tokenizer::export_files).transpose()?.unwrap_or_default();
+    if let Some(adapter) = &model.adapter {
+        let names = hf_names::adapter_names(model);
+        let description = adapter.to_json(model, identity.base.as_deref());
+        let mut files = vec![(ADAPTER_CONFIG.to_owned(), description.into_bytes())];
+        files.extend(tokenizer_files);
+        let options = ExportOptions { dtype: ExportDtype::Fp32, ..options.clone() };
+        return Ok(hf::export(folder, &names, master, &files, &options)?);
+    }
     let names = match options.dtype {
         ExportDtype::Fp8 => {
             let names = hf_names::fp8_names(model, numerics);
@@ -231,7 +281,7 @@ fn write(
         ExportDtype::Fp32 | ExportDtype::Bf16 => hf_names::name_map(model),
     };
     let mut files = identity.files(options.dtype, &names);
-    files.extend(tokenizer.export_files()?);
+    files.extend(tokenizer_files);
     Ok(hf::export(folder, &names, master, &files, options)?)
 }
 
@@ -242,9 +292,10 @@ pub fn export_bytes(model: &Architecture) -> usize {
 
 /// Logs the files of the Hugging Face folder `folder` that an export does not contain: model cards, licences,
 /// weights in other formats.
-pub fn warn_of_unexported_files(folder: &Path, tokenizer: &Tokenizer) {
+pub fn warn_of_unexported_files(folder: &Path, tokenizer: Option<&Tokenizer>) {
     let is_carried = |name: &str| {
-        let beside = tokenizer.files().any(|(file, _)| file.split('/').next() == Some(name))
+        let mut files = tokenizer.into_iter().flat_map(Tokenizer::files);
+        let beside = files.any(|(file, _)| file.split('/').next() == Some(name))
             || [CONFIG_FILE, GENERATION_FILE].contains(&name);
         beside
             || name.starts_with('.')
@@ -304,7 +355,7 @@ mod tests {
         import_grown(&mut grown, &folder, 300).expect("an import");
         for name in ["embed.weight", "lm_head.weight"] {
             let (before, after) =
-                (old.read_master(name).expect("rows"), grown.read_master(name).expect("rows"));
+                (old.read_parameter(name).expect("rows"), grown.read_parameter(name).expect("rows"));
             assert_eq!(before, after[..300 * 16], "{name}");
             let mean: Vec<f32> = (0..16)
                 .map(|column| {
@@ -314,7 +365,7 @@ mod tests {
                 .collect();
             assert!(after[300 * 16..].chunks_exact(16).all(|row| row == mean), "{name}");
         }
-        let norm = |weights: &mut Weights| weights.read_master("norm.weight").expect("a norm");
+        let norm = |weights: &mut Weights| weights.read_parameter("norm.weight").expect("a norm");
         assert_eq!(norm(&mut old), norm(&mut grown));
         assert!(import(&mut grown, &folder).is_err(), "the shapes differ");
     }

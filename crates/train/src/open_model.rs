@@ -1,11 +1,12 @@
 //! A model opened for use, from a run folder or a Hugging Face folder.
 
+use crate::adapter_folder::AdapterFolder;
 use crate::error::RunError;
 use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
 use crate::growth;
 use crate::paths::{Sources, today};
-use crate::{position, run_file, source, state_io, static_scales};
+use crate::{base_model, position, run_file, source, state_io, static_scales};
 use std::path::Path;
 use std::sync::Arc;
 use xtrain_checkpoint::hf::{self, ExportDtype};
@@ -13,8 +14,10 @@ use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, TensorSpec};
 use xtrain_config::{Config, Device, Facts, ParallelConfig, PrecisionConfig};
 use xtrain_data::{ChatOptions, LoaderState, Tokenizer};
 use xtrain_evaluation::read_scales;
+use xtrain_model::hf::HfConfig;
 use xtrain_model::{Architecture, Numerics, Recipe};
-use xtrain_planner::{hf_names, planned};
+use xtrain_planner::hf_names;
+use xtrain_planner::planned::{self, Planned};
 use xtrain_program::StateKind;
 use xtrain_runtime::Checks;
 use xtrain_step::engine::{Processor, ProcessorChoice};
@@ -164,13 +167,43 @@ pub fn open(
             folder.display()
         )));
     }
-    let source = source::read_hf_config(folder)?;
-    let model = exchange::checked_model(folder, &source)?;
-    source::warn_of_notes(folder, &source);
-    let tokenizer = Tokenizer::load(folder)?;
-    let weights = hf_weights(folder, model, choice, recipe)?;
+    open_hf(folder, None, choice, recipe)
+}
+
+/// As [`open`], the model in the Hugging Face folder `folder` with the adapters in the folder `adapter`,
+/// whose tokenizer it uses, if that has one.
+pub fn open_with_adapter(
+    folder: &Path,
+    adapter: &Path,
+    choice: impl Into<ProcessorChoice>,
+    recipe: Option<Recipe>,
+) -> Result<OpenedModel, RunError> {
+    let run = RunFolder::new(folder);
+    if run.is_begun() {
+        return Err(RunError::Refused(format!(
+            "adapters are added to the model of a folder, and {} is a run; name its export, {}",
+            folder.display(),
+            run.hf().display()
+        )));
+    }
+    open_hf(folder, Some(adapter), &choice.into(), recipe)
+}
+
+fn open_hf(
+    folder: &Path,
+    adapter: Option<&Path>,
+    choice: &ProcessorChoice,
+    recipe: Option<Recipe>,
+) -> Result<OpenedModel, RunError> {
+    let HfModel { source, model, adapter } = HfModel::read(folder, adapter)?;
+    let tokenizer = match &adapter {
+        Some(adapter) => adapter.tokenizer(folder, &model)?,
+        None => Tokenizer::load(folder)?,
+    };
+    let weights = hf_weights(folder, model, adapter.as_ref(), choice, recipe)?;
     let balance_loss = source.balance_loss;
-    let identity = Identity::new(Some(source), weights.model(), &tokenizer, balance_loss)?;
+    let identity = Identity::new(Some(source), weights.model(), &tokenizer, balance_loss)?
+        .of_base(Some(&folder.to_string_lossy()));
     let export_dtype = hf::lossless_dtype(folder, &hf_names::fp8_names(weights.model(), weights.numerics()))?;
     Ok(OpenedModel {
         weights,
@@ -185,28 +218,87 @@ pub fn open(
     })
 }
 
-/// Opens the Hugging Face folder `folder`, which need not have a tokenizer, as in [`open`]: its weights, and
-/// the ids of the tokens that end its texts.
+/// Opens the Hugging Face folder `folder`, which need not have a tokenizer, as in [`open`], with the adapters
+/// of another folder, if one is named: its weights, and the ids of the tokens that end its texts.
 pub fn open_without_tokenizer(
     folder: &Path,
+    adapter: Option<&Path>,
     device: Device,
     recipe: Option<Recipe>,
 ) -> Result<(Weights, Vec<u32>), RunError> {
-    let source = source::read_hf_config(folder)?;
-    let model = exchange::checked_model(folder, &source)?;
-    source::warn_of_notes(folder, &source);
-    Ok((hf_weights(folder, model, &device.into(), recipe)?, source.eos_token_ids))
+    let HfModel { source, model, adapter } = HfModel::read(folder, adapter)?;
+    let weights = hf_weights(folder, model, adapter.as_ref(), &device.into(), recipe)?;
+    Ok((weights, source.eos_token_ids))
+}
+
+/// The description of a model in a Hugging Face folder.
+pub(crate) struct HfModel {
+    pub(crate) source: HfConfig,
+    /// The model, without adapters.
+    pub(crate) model: Architecture,
+    /// The adapters of another folder.
+    pub(crate) adapter: Option<AdapterFolder>,
+}
+
+impl HfModel {
+    /// Reads and checks the descriptions and the headers of the weights, and warns of what is not read.
+    pub(crate) fn read(folder: &Path, adapter: Option<&Path>) -> Result<HfModel, RunError> {
+        let source = source::read_hf_config(folder)?;
+        let model = exchange::checked_model(folder, &source)?;
+        let adapter = adapter.map(|adapter| AdapterFolder::open(adapter, &model)).transpose()?;
+        source::warn_of_notes(folder, &source);
+        adapter.iter().for_each(AdapterFolder::warn_of_unknown_keys);
+        Ok(HfModel { source, model, adapter })
+    }
 }
 
 fn hf_weights(
     folder: &Path,
     model: Architecture,
+    adapter: Option<&AdapterFolder>,
     choice: &ProcessorChoice,
     recipe: Option<Recipe>,
 ) -> Result<Weights, RunError> {
+    let model = Architecture { adapter: adapter.map(|folder| folder.adapter.clone()), ..model };
     let mut weights = weights(choice, model, recipe.unwrap_or(Recipe::Fp32).into())?;
     exchange::import(&mut weights, folder)?;
+    adapter.map_or(Ok(()), |adapter| adapter.import(&mut weights))?;
     Ok(weights)
+}
+
+/// A checkpoint of a run, and what describes its model.
+pub(crate) struct RunModel {
+    pub(crate) checkpoint: Checkpoint,
+    /// The precision of the checkpoint, as it is recorded.
+    precision: PrecisionConfig,
+    /// The description of the folder that the run began from.
+    pub(crate) source: Option<HfConfig>,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) planned: Planned,
+}
+
+impl RunModel {
+    /// Finds the checkpoint of `run` that `which` selects, and resolves its settings.
+    pub(crate) fn read(run: &RunFolder, which: Which) -> Result<RunModel, RunError> {
+        let mut parsed = Config::load::<&str>(&run.config(), &[])?;
+        let checkpoint = checkpoint(run, which)?;
+        let precision = position::precision_of(&checkpoint)?;
+        parsed.config.precision = precision.clone();
+        // A single process reads what any number of them wrote.
+        parsed.config.parallel = ParallelConfig::default();
+        let source = source::saved_init(&Sources::resolve(&parsed.config), run)?;
+        let end = parsed.config.data.end_of_document.as_deref();
+        let tokenizer = source::load_tokenizer(&run.tokenizer(), end, source::OWN_TOKENIZERS)?;
+        let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
+        // The configuration has all sizes, but not the window of the folder that the run began from.
+        let facts = Facts {
+            init: source.as_ref().map(|hf| growth::resumed_model(hf.model, &tokenizer)),
+            static_scales: static_scales::of_checkpoint(&checkpoint)?,
+            ..Facts::default()
+        };
+        let planned = planned::planned(parsed.resolve(&facts)?)?;
+        Ok(RunModel { checkpoint, precision, source, tokenizer, planned })
+    }
 }
 
 fn open_run(
@@ -215,29 +307,17 @@ fn open_run(
     choice: &ProcessorChoice,
     recipe: Option<Recipe>,
 ) -> Result<OpenedModel, RunError> {
-    let mut parsed = Config::load::<&str>(&run.config(), &[])?;
-    let checkpoint = checkpoint(run, which)?;
-    let precision = position::precision_of(&checkpoint)?;
-    parsed.config.precision = precision.clone();
-    // A single process reads what any number of them wrote.
-    parsed.config.parallel = ParallelConfig::default();
-    let source = source::saved_init(&Sources::resolve(&parsed.config), run)?;
-    let end = parsed.config.data.end_of_document.as_deref();
-    let tokenizer = source::load_tokenizer(&run.tokenizer(), end, source::OWN_TOKENIZERS)?;
-    let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
-    // The configuration has all sizes, but not the window of the folder that the run began from.
-    let facts = Facts {
-        init: source.as_ref().map(|hf| growth::resumed_model(hf.model, &tokenizer)),
-        static_scales: static_scales::of_checkpoint(&checkpoint)?,
-        ..Facts::default()
-    };
-    let planned = planned::planned(parsed.resolve(&facts)?)?;
-    let trained = planned.spec.numerics();
+    let model = RunModel::read(run, which)?;
+    let trained = model.planned.spec.numerics();
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
-    let mut weights = weights(choice, planned.spec.model.clone(), numerics)?;
+    let mut weights = weights(choice, model.planned.spec.model.clone(), numerics)?;
+    let RunModel { checkpoint, precision, source, tokenizer, planned } = model;
+    load_base(&mut weights, &checkpoint, &planned.resolved.config)?;
     load_masters(&mut weights, &checkpoint, run)?;
     let balance_loss = planned.resolved.config.experts.balance_loss;
-    let identity = Identity::new(source, weights.model(), &tokenizer, balance_loss)?;
+    let identity = Identity::new(source, weights.model(), &tokenizer, balance_loss)?
+        .trained_by(planned.resolved.config.optimizer.kind)
+        .of_base(planned.resolved.config.model.init_from.as_deref());
     Ok(OpenedModel {
         weights,
         tokenizer: tokenizer.into(),
@@ -274,6 +354,29 @@ pub fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, RunError>
             ))),
         },
     }
+}
+
+/// Reads the model under the adapters of a checkpoint, whose run is that of `config`, if it has adapters.
+///
+/// # Errors
+/// A folder that cannot be read, or has changed since the adapters were trained on it.
+pub fn load_base(weights: &mut Weights, checkpoint: &Checkpoint, config: &Config) -> Result<(), RunError> {
+    let Some(folder) = base_model::folder(config) else { return Ok(()) };
+    let option = "generate, chat or eval MODEL --adapter RUN/hf";
+    check_base(checkpoint, weights.model(), &folder, option)?;
+    base_model::import(weights, &folder)
+}
+
+/// Refuses a folder with another model than the one on which the adapters of a checkpoint were trained;
+/// `option` names another folder.
+pub(crate) fn check_base(
+    checkpoint: &Checkpoint,
+    model: &Architecture,
+    folder: &Path,
+    option: &str,
+) -> Result<(), RunError> {
+    let position: position::Position = position::document(checkpoint, position::POSITION)?;
+    position.base.map_or(Ok(()), |trained| base_model::check(folder, model, &trained, option))
 }
 
 /// Reads the masters of a checkpoint of `run`, and refreshes the copies that GEMMs read.

@@ -21,6 +21,8 @@ pub struct Sources<'a> {
     pub(crate) tokenizer: TokenizerChoice,
     /// The folder that `model.init_from` names.
     pub(crate) init_from: Option<PathBuf>,
+    /// The folder that `adapter.init_from` names.
+    pub(crate) adapter: Option<PathBuf>,
     /// The file that `precision.static_scales` names.
     pub(crate) static_scales: Option<PathBuf>,
     /// The folder of the cache, which need not exist.
@@ -57,6 +59,7 @@ impl<'a> Sources<'a> {
                 other => other,
             },
             init_from: config.model.init_from.as_deref().map(locate),
+            adapter: config.adapter.init_from.as_deref().map(locate),
             static_scales: config.precision.static_scales.as_deref().map(locate),
             cache: match start(config) {
                 // A folder that is gone cannot hold it.

@@ -39,6 +39,9 @@ pub(crate) struct Position {
     /// Hashes of the tasks that the run scores, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub task_hashes: BTreeMap<String, String>,
+    /// Hash of the model under the adapters, if it trains some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
     /// The reference segment in progress.
     #[serde(default)]
     pub reference: Option<Segment>,

@@ -7,7 +7,7 @@ use crate::paths::Sources;
 use std::path::{Path, PathBuf};
 use xtrain_checkpoint::first_few;
 use xtrain_checkpoint::hf::{hub_id, looks_like_a_hub_id, not_a_model, only_an_adapter, warn_of_adapter};
-use xtrain_config::nearest;
+use xtrain_config::{OptimizerKind, nearest};
 use xtrain_data::{Dataset, Tokenizer, shell_path};
 use xtrain_model::hf::HfConfig;
 
@@ -52,11 +52,13 @@ pub(crate) fn warn_of_notes(folder: &Path, hf: &HfConfig) {
     }
 }
 
-/// As [`warn_of_notes`], and of settings by which transformers would train otherwise.
-pub(crate) fn warn_of_training(folder: &Path, hf: &HfConfig) {
+/// As [`warn_of_notes`], and of settings by which transformers would train otherwise; of Muon, if another
+/// optimizer may have trained the weights.
+pub(crate) fn warn_of_training(folder: &Path, hf: &HfConfig, optimizer: OptimizerKind) {
     warn_of_notes(folder, hf);
     let file = folder.join(CONFIG_FILE);
-    hf.notes.training.iter().for_each(|note| tracing::warn!("{}: {note}", file.display()));
+    let of_muon = hf.muon_note().filter(|_| optimizer == OptimizerKind::Muon);
+    hf.notes.training.iter().chain(&of_muon).for_each(|note| tracing::warn!("{}: {note}", file.display()));
 }
 
 /// As [`init`], for a run that has begun: reads the copies in the run folder, because the original may be
@@ -69,7 +71,7 @@ pub(crate) fn saved_init(sources: &Sources<'_>, run: &RunFolder) -> Result<Optio
 }
 
 /// Size limit of a model description.
-const MAX_CONFIG_BYTES: u64 = 16 << 20;
+pub(crate) const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// Copies the description of the model in `folder`, from which training starts, to the run folder.
 pub(crate) fn save_init(folder: &Path, run: &RunFolder) -> Result<(), RunError> {

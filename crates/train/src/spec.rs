@@ -1,5 +1,6 @@
 //! Plans a run from its file, and from the files that it names as far as a plan needs them.
 
+use crate::adapter_folder;
 use crate::corpus::{self, Corpus};
 use crate::error::RunError;
 use crate::folder::RunFolder;
@@ -89,6 +90,7 @@ pub(crate) fn plan_sources(
             None => grown_model(model, &growth),
         }),
         init_balance_loss: init.as_ref().and_then(|hf| hf.balance_loss),
+        init_adapter: adapter_folder::settings(sources, model.as_ref())?,
         tokenizer_vocab_size: vocabulary.size,
         shards: shards.as_ref().map(|dataset| dataset.name().to_owned()),
         recipe: Some(target.recipe()),

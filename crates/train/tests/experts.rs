@@ -54,7 +54,7 @@ fn imported(name: &str, folder: &Path) -> Result<BTreeMap<String, Vec<f32>>, Str
     let mut weights = Weights::new(engine(), model, Recipe::Fp32).expect("weights");
     import(&mut weights, folder).map_err(|error| format!("{name}: {error}"))?;
     let master = |name: String| {
-        let values = weights.read_master(&name).expect("a master");
+        let values = weights.read_parameter(&name).expect("a master");
         (name, values)
     };
     Ok(names.into_iter().map(master).collect())
@@ -197,7 +197,7 @@ fn biases_move_towards_equal_loads_and_not_in_skipped_steps() {
     let result = learner.step(0, 0.0, std::slice::from_ref(&batch)).expect("a step");
     for (block, sums) in result.experts.iter().enumerate() {
         let name = format!("blocks.{block}.mlp.router.bias");
-        let bias = learner.weights().read_master(&name).expect("a bias");
+        let bias = learner.weights().read_parameter(&name).expect("a bias");
         let mean = sums.tokens.iter().sum::<f32>() / 5.0;
         let signs: Vec<f32> =
             sums.tokens.iter().map(|&load| ((mean - load) as f64).signum() as f32).collect();
@@ -207,12 +207,12 @@ fn biases_move_towards_equal_loads_and_not_in_skipped_steps() {
         }
         assert!(bias.iter().any(|&bias| bias != 0.0));
     }
-    let before = learner.weights().read_master("blocks.0.mlp.router.bias").expect("a bias");
+    let before = learner.weights().read_parameter("blocks.0.mlp.router.bias").expect("a bias");
     let nan = vec![f32::NAN; learner.spec().model.dim];
     learner.write_state(StateKind::Master, "norm.weight", bytemuck::cast_slice(&nan)).expect("written");
     learner.weights().refresh().expect("refreshed");
     let result = learner.step(1, 0.0, &[batch]).expect("a step");
-    let after = learner.weights().read_master("blocks.0.mlp.router.bias").expect("a bias");
+    let after = learner.weights().read_parameter("blocks.0.mlp.router.bias").expect("a bias");
     assert!(result.skipped && before == after, "{before:?} {after:?}");
 }
 

@@ -160,7 +160,7 @@ fn comes_back(model: Architecture, folder: &Path) {
     let mut back = imported(again.path(), Numerics::from(Recipe::Fp32));
     for entry in weights.masters() {
         let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-        let (a, b) = (weights.read_master(&entry.name), back.read_master(&entry.name));
+        let (a, b) = (weights.read_parameter(&entry.name), back.read_parameter(&entry.name));
         assert!(bits(a.expect("a master")) == bits(b.expect("a master")), "{}", entry.name);
     }
 }

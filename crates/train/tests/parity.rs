@@ -122,7 +122,7 @@ impl Golden {
 /// The gradients of the last step, by Hugging Face's names.
 fn gradients(learner: &mut Learner) -> Vec<(String, Vec<f32>)> {
     let mut parameters = learner.spec().model.parameters();
-    parameters.retain(|p| p.group.is_trained());
+    parameters.retain(|p| p.is_trained());
     let mut gradients = Vec::new();
     for p in &parameters {
         let bytes = learner.read_state(StateKind::Gradient, &p.name).expect("a gradient");
@@ -202,7 +202,7 @@ fn loss_and_every_gradient_agree_with_pytorch() {
         let mut learner = g.learner(Recipe::Fp32);
         let batch = g.batch_of(&g.ints("input_ids"), &g.ints("labels"));
         let loss = learner.step(0, 0.0, &[batch]).expect("a step").loss;
-        for p in g.model().parameters().into_iter().filter(|p| p.group.is_trained()) {
+        for p in g.model().parameters().into_iter().filter(|p| p.is_trained()) {
             let found: Vec<f32> = bytemuck::pod_collect_to_vec(
                 &learner.read_state(StateKind::Gradient, &p.name).expect("a gradient"),
             );
@@ -371,9 +371,9 @@ fn twenty_adamw_steps_agree_with_pytorch() {
                 result.grad_norm
             );
         }
-        for p in g.model().parameters().into_iter().filter(|p| p.group.is_trained()) {
+        for p in g.model().parameters().into_iter().filter(|p| p.is_trained()) {
             let error = relative(
-                &learner.weights().read_master(&p.name).expect("a master"),
+                &learner.weights().read_parameter(&p.name).expect("a master"),
                 &g.parameter("final.", &p),
             );
             assert!(error < 1e-4, "{name}: {} differs by {error:e} after 20 steps", p.name);

@@ -83,6 +83,7 @@ fn run(command: cli::Command, place: &Place) -> Result<ExitCode, Failure> {
         cli::Command::Generate(args) => commands::generate::run(&args),
         cli::Command::Chat(args) => commands::chat::run(&args),
         cli::Command::Export(args) => commands::export::run(&args),
+        cli::Command::Merge(args) => commands::merge::run(&args),
         cli::Command::Report(args) => commands::report::run(&args),
         cli::Command::Compare(args) => commands::compare::run(&args),
         cli::Command::Doctor(args) => commands::doctor::run(&args),

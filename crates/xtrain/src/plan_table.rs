@@ -8,9 +8,11 @@ mod ranks;
 
 pub(crate) use answers::{Advised, Answer};
 pub(crate) use json::json;
+pub(crate) use meshes::left_out;
 pub(crate) use ranks::ModeRow;
 
 use xtrain_model::{Bf16Reason, ExpertShare};
+use xtrain_planner::estimate::stages;
 use xtrain_planner::fp8_skip;
 use xtrain_planner::planned::Planned;
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
@@ -19,6 +21,7 @@ use xtrain_step::engine::Target;
 use xtrain_step::layout::Layout;
 use xtrain_step::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_train::exchange;
 use xtrain_train::paths::Sources;
 
@@ -58,8 +61,7 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
     // A rank of a tensor group computes its part for each token.
     let tokens = spec.batch.tokens() as f64 / spec.parallel.tensor as f64;
     let m = &spec.model;
-    let computed = tables.program.flops(|i| i.origin.stage != Stage::Update) / tokens;
-    let repeated = tables.program.flops(|i| i.origin.role == Role::Recompute) / tokens;
+    let [computed, repeated] = flops_of_stages(spec, tables.program).map(|flops| flops / tokens);
     let layers = linear_gemms(spec);
     let precision = match spec.recipe.is_fp8() {
         true => format!(
@@ -88,6 +90,12 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
         }
     );
     let mut out = line("precision", &precision) + &line("batch", &batch) + &line("FLOPs per token", &flops);
+    if spec.attention_deterministic && !config.train.attention_deterministic && tables.target == Target::Cuda
+    {
+        let reduce = spec.parallel.reduce.name();
+        let text = format!("adds gradients in a fixed order, as parallel.reduce = \"{reduce}\" needs");
+        out.push_str(&line("attention", &text));
+    }
     if tables.reference.is_some() {
         let (every, steps) = (config.precision.reference_every, config.precision.reference_steps);
         let (every, steps) = (format::grouped(every), format::grouped(steps));
@@ -96,6 +104,9 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
     if spec.recipe.is_fp8() {
         out.push_str(&linears(&layers));
         out.push_str(&gathered_tokens::text(spec, tables.program));
+        if let Some(why) = fp8_skip::unmeasured(planned).filter(|_| tables.target == Target::Cuda) {
+            out.push_str(&format!("{why}\n"));
+        }
         if fp8_skip::is_undecided(planned) && tables.target == Target::Cuda {
             out.push_str(
                 "layers that FP8 would make slower stay in bf16; they are measured on the GPU when the run begins, or by \
@@ -104,6 +115,32 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
         }
     }
     out
+}
+
+/// The operations of a micro-batch in all stages, and those of them that are recomputed. `program` is that of
+/// one stage, which is all without a pipeline.
+fn flops_of_stages(spec: &TrainingSpec, program: &Program) -> [f64; 2] {
+    let of = |program: &Program| {
+        let computed = program.flops(|i| i.origin.stage != Stage::Update);
+        [computed, program.flops(|i| i.origin.role == Role::Recompute)]
+    };
+    if spec.parallel.pipeline == 1 {
+        return of(program);
+    }
+    // Stages of one kind have the same operations.
+    let mut known: Vec<(TrainingSpec, [f64; 2])> = Vec::new();
+    let mut sum = [0.0; 2];
+    for stage in spec.of_stages() {
+        let found = known.iter().find(|(of, _)| stages::are_alike(of, &stage)).map(|(_, flops)| *flops);
+        // The program of the slowest stage could be traced, and so can those of the others.
+        let flops = found.or_else(|| programs::training(&stage).ok().map(|program| of(&program)));
+        let flops = flops.unwrap_or_default();
+        sum = [0, 1].map(|n| sum[n] + flops[n]);
+        if found.is_none() {
+            known.push((stage, flops));
+        }
+    }
+    sum
 }
 
 /// The linear layers and their GEMMs: the formats of both operands, or the reason for bf16.
@@ -132,12 +169,12 @@ fn linears(layers: &[LinearGemms]) -> String {
     for linear in layers {
         let [fprop, dgrad, wgrad] = linear.gemms.each_ref().map(|product| match product {
             Ok(gemm) => format!("{} x {}", gemm.operands[0].format, gemm.operands[1].format),
+            Err(Bf16Reason::NotComputed) => "none".to_owned(),
             Err(_) => "bf16".to_owned(),
         });
         let mut why: Vec<String> = linear
-            .gemms
-            .iter()
-            .filter_map(|product| product.as_ref().err())
+            .computed()
+            .filter_map(|(_, product)| product.as_ref().err())
             .map(Bf16Reason::to_string)
             .collect();
         why.dedup();
@@ -241,6 +278,7 @@ fn is_block(row: &MemoryRow) -> bool {
 fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
     match what {
         Purpose::State(StateKind::Master) => "masters".into(),
+        Purpose::State(StateKind::Frozen) => "frozen weights".into(),
         Purpose::State(StateKind::Compute) => "compute weights".into(),
         Purpose::State(StateKind::Gradient) => "gradients".into(),
         Purpose::State(StateKind::ReducedGradient) => "summed gradients".into(),

@@ -81,6 +81,13 @@ pub(super) const ROWS: &[(&str, &str)] = &[
         "moe_router_bias_update_rate bias_update_speed bias_update_rate load_balance_coeff",
     ),
     ("experts.z_loss", "router_z_loss_coef moe_z_loss_coeff router_z_loss"),
+    // [adapter]
+    ("adapter", "lora peft lora_config peft_config"),
+    ("adapter.rank", "lora_r lora_rank lora_dim r adapter_rank"),
+    ("adapter.alpha", "lora_alpha"),
+    ("adapter.dropout", "lora_dropout"),
+    ("adapter.targets", "lora_target_modules target_modules lora_target"),
+    ("adapter.targets=all-linear", "all all_linear"),
     // [data]
     ("data", "dataset dataloader tokenizer data_args"),
     (
@@ -151,6 +158,7 @@ pub(super) const ROWS: &[(&str, &str)] = &[
     // [optimizer]
     ("optimizer", "optim adamw"),
     ("optimizer.lr", "learning_rate max_lr peak_lr base_lr max_learning_rate peak_learning_rate"),
+    ("optimizer.momentum", "muon_momentum"),
     ("optimizer.betas", "adam_betas"),
     ("optimizer.eps", "epsilon adam_eps adam_epsilon"),
     ("optimizer.moments", "exp_avg_dtype exp_avg_sq_dtype optimizer_state_dtype opt_m_dtype opt_v_dtype"),

@@ -43,7 +43,9 @@ pub(super) const ROWS: &[AliasRow] = &[
             "nodes",
             "node_rank",
             "machine_rank",
-            "rank",
+            "parallel.rank",
+            "distributed.rank",
+            "train.rank",
             "local_rank",
             "master_addr",
             "master_address",
@@ -114,12 +116,20 @@ pub(super) const ROWS: &[AliasRow] = &[
         "the ranks of `parallel.tensor` do not cut experts; `parallel.expert` spreads them over ranks",
     ),
     why(
-        &["enable_async_tensor_parallel", "disable_loss_parallel", "loss_parallel"],
+        &["enable_async_tensor_parallel", "tp_comm_overlap"],
+        "the ranks of `parallel.tensor` exchange tokens beside kernels that do not need them; nothing else turns that on; leave it out",
+    ),
+    why(
+        &["disable_loss_parallel", "loss_parallel"],
         "each rank of `parallel.tensor` computes the head and the loss of its tokens; this cannot be changed; leave it out",
     ),
     why(
-        &["pipeline_parallel_schedule", "num_layers_per_virtual_pipeline_stage", "pp_schedule"],
-        "the only schedule of `parallel.pipeline` is 1F1B, with one run of blocks for each stage; leave it out",
+        &["virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage"],
+        "`parallel.pipeline_chunks = 2` gives each stage so many chunks of blocks (interleaved, virtual stages)",
+    ),
+    why(
+        &["pipeline_parallel_schedule", "pp_schedule"],
+        "`parallel.pipeline` runs 1F1B, and with `parallel.pipeline_chunks = 2` or more interleaved 1F1B; leave it out",
     ),
     why(
         &[

@@ -1,59 +1,83 @@
 //! Adapters and quantised weights, chat, preferences and rewards.
 
-use super::{AliasRow, why};
+use super::{AliasRow, why, write};
 
 /// The rows of the topic.
 pub(super) const ROWS: &[AliasRow] = &[
     // Adapters and quantised weights.
+    write(
+        &[
+            "use_lora",
+            "use_peft",
+            "adapters",
+            "adapter=lora",
+            "peft_type",
+            "peft_method",
+            "finetuning_type=lora",
+            "finetune_type=lora",
+            "training_method=lora",
+            "method=lora",
+        ],
+        "adapter.rank = 16",
+    ),
+    write(&["lora_target_linear"], "adapter.targets = \"all-linear\""),
+    why(
+        &["lora_attn_modules", "apply_lora_to_mlp", "finetune_attention_modules", "finetune_mlp_modules"],
+        "`adapter.targets` names the matrices that have adapters",
+    ),
+    why(
+        &["lora_task_type"],
+        "adapters (`adapter.rank`) are those of a model that predicts the next token; leave it out",
+    ),
     why(
         &[
-            "lora",
-            "use_lora",
-            "lora_r",
-            "lora_rank",
-            "lora_alpha",
-            "lora_dropout",
-            "lora_target_modules",
-            "lora_target_linear",
             "lora_target_parameters",
+            "target_parameters",
             "lora_modules_to_save",
-            "lora_model_dir",
-            "lora_task_type",
+            "modules_to_save",
+            "additional_target",
+            "apply_lora_to_output",
             "lora_layers",
+            "layers_to_transform",
             "lora_on_cpu",
             "lora_mlp_kernel",
             "lora_qkv_kernel",
             "lora_o_kernel",
-            "qlora",
-            "use_qlora",
-            "peft",
-            "use_peft",
-            "peft_config",
-            "peft_type",
+            "lora_bias",
+            "init_lora_weights",
             "peft_use_dora",
-            "adapter",
-            "adapters",
             "use_dora",
             "use_rslora",
+            "lora_use_rslora",
             "relora",
             "loftq_config",
             "prompt_tuning",
-            "merge_lora",
-            "lora_target",
-            "additional_target",
             "loraplus_lr_ratio",
             "pissa_init",
-            "adapter_name_or_path",
-            "adapter_folder",
             "use_llama_pro",
-            "create_new_adapter",
             "finetuning_type",
             "finetune_type",
         ],
-        "all weights are trained; adapters such as LoRA are not supported yet. Less memory: `optimizer.moments = \"bf16\"`, \
-         `train.recompute = \"block\"`, `train.micro_batch_size = 1`, several GPUs",
+        "either all weights are trained or, with `adapter.rank`, plain LoRA adapters of linear layers (docs/adapters.md); other kinds, adapters of \
+         experts and trained embeddings beside adapters are not supported",
     ),
-    why(&["finetuning_type=full", "finetune_type=full"], "all weights are always trained; leave it out"),
+    why(
+        &["qlora", "use_qlora", "adapter=qlora", "finetuning_type=qlora", "finetune_type=qlora"],
+        "adapters (`adapter.rank`) are trained beside a model in the type of the recipe; weights of 4 bits are not supported. Less memory: \
+         `train.recompute = \"block\"`, `train.micro_batch_size = 1`",
+    ),
+    why(
+        &["lora_model_dir", "adapter_name_or_path", "adapter_folder", "lora_path", "resume_from_adapter"],
+        "`adapter.init_from`, beside `model.init_from`, names the folder of adapters with which a run begins",
+    ),
+    why(
+        &["create_new_adapter", "merge_lora"],
+        "a run trains one adapter, a new one or that of `adapter.init_from`; `xtrain merge RUN --out FOLDER` merges it into its model",
+    ),
+    why(
+        &["finetuning_type=full", "finetune_type=full"],
+        "without `adapter.rank` all weights are trained; leave it out",
+    ),
     why(
         &[
             "load_in_4bit",
@@ -207,7 +231,7 @@ pub(super) const ROWS: &[AliasRow] = &[
             "parallel.shard=pt",
             "parallel.shard=pretrain",
         ],
-        "runs always predict the next token of a text, with all weights; leave it out",
+        "runs always predict the next token of a text and, without `adapter.rank`, train all weights; leave it out",
     ),
     why(
         &[

@@ -29,8 +29,8 @@ section! {
         pub best: String = "loss".to_owned(),
         /// Also exports the last state as a Hugging Face folder, `hf/` in the run folder.
         pub export_hf: bool = true,
-        /// Format of the exported weights.
-        #[schemars(extend("x-default" = "\"fp32\" with recipe \"fp32\", else \"bf16\""))]
+        /// Format of the exported weights; adapters are exported in fp32.
+        #[schemars(extend("x-default" = "\"fp32\" with recipe \"fp32\" or adapters, else \"bf16\""))]
         pub export_dtype: Option<ExportDtype> = None,
     }
 }

@@ -35,6 +35,7 @@ macro_rules! section {
     };
 }
 
+mod adapter;
 mod chat;
 mod checkpoint;
 mod data;
@@ -48,6 +49,7 @@ mod precision;
 mod schedule;
 mod train;
 
+pub use adapter::{AdapterConfig, AdapterTargets};
 pub use chat::{ChatPacking, RowContent, TemplateVariables, TooLong, TrainOn};
 pub use checkpoint::CheckpointConfig;
 pub use data::{DataConfig, DataSource, DataSources, TokenizerChoice};
@@ -55,7 +57,7 @@ pub use eval::EvalConfig;
 pub use experts::{Balance, ExpertScore, ExpertsConfig, Wire};
 pub use log::LogConfig;
 pub use model::{ModelConfig, RopeScaling};
-pub use optimizer::OptimizerConfig;
+pub use optimizer::{MomentFormat, OptimizerConfig, OptimizerKind};
 pub use parallel::{ParallelConfig, ReduceDtype, Transport};
 pub use precision::{Gemm, PrecisionConfig, Slower};
 pub use schedule::{DecayShape, ScheduleConfig, ScheduleKind};

@@ -42,14 +42,20 @@ section! {
         /// its beginning and its end.
         #[schemars(range(min = 1, max = 64), extend("x-unit" = "stages"))]
         pub pipeline: usize = 1,
-        /// Blocks of each stage, first stage first; if empty, stages take about the same time.
+        /// Chunks of consecutive blocks of each stage, through which micro-batches pass in turns (interleaved
+        /// stages): stages wait less for each other, and send more. The micro-batches of a rank must be a
+        /// multiple of the stages.
+        #[schemars(range(min = 1, max = 8), extend("x-unit" = "chunks"))]
+        pub pipeline_chunks: usize = 1,
+        /// Blocks of each stage, first stage first; with chunks, of the first chunk of each stage, then of
+        /// the second, and so on. If empty, they take about the same time.
         #[schemars(extend("x-unit" = "blocks"))]
         pub pipeline_split: Vec<usize> = Vec::new(),
         /// Order in which the gradients of micro-batches are added.
         pub reduce: Reduce = Reduce::SameWorld,
         /// Type in which ranks send gradients to each other. They are always added in fp32. `"bf16"` sends
-        /// half the bytes and rounds each rank's sum. It cannot be combined with `reduce = "any-world"` and
-        /// `"fast"`.
+        /// half the bytes and rounds each rank's sum. It cannot be combined with `reduce = "any-world"`,
+        /// `"any-mesh"` and `"fast"`.
         pub reduce_dtype: ReduceDtype = ReduceDtype::Fp32,
         /// With `shard = "gradients"` and `"weights"`: blocks whose weights are gathered, and whose gradients
         /// are reduced, while another block computes. Each takes the memory of a block's weights and
@@ -79,6 +85,11 @@ impl ParallelConfig {
         if world_size <= 1 { 1 } else { self.pipeline }
     }
 
+    /// The chunks of each stage, with so many ranks.
+    pub fn chunks(&self, world_size: usize) -> usize {
+        if self.stages(world_size) > 1 { self.pipeline_chunks } else { 1 }
+    }
+
     /// The ranks, of so many, that train on different micro-batches.
     pub fn data_ranks(&self, world_size: usize) -> usize {
         let tensor = if world_size <= 1 { 1 } else { self.tensor };
@@ -96,6 +107,7 @@ impl ParallelConfig {
         Parallel {
             rank,
             pipeline,
+            chunks: self.chunks(rank.world_size),
             replicas,
             expert,
             tensor,

@@ -21,7 +21,8 @@ section! {
         /// Linear layers that an FP8 recipe leaves in bf16, in all blocks, because FP8 would make them
         /// slower. A list, even an empty one, turns the measurement off. Without the key, a run that begins
         /// on a GPU measures all layers once and records the slower ones here, in its `config.toml`; a
-        /// resumed run keeps them (docs/fp8.md).
+        /// resumed run keeps them (docs/fp8.md). Nothing is measured where bits are those of any number of
+        /// ranks (`parallel.reduce`).
         #[schemars(extend("x-default" = "on a GPU, the layers that run in FP8 at less than 0.98 of their bf16 speed; `[]` on the CPU"))]
         #[schemars(extend("x-example" = [{ "layer": "attn.o_proj", "speed": 0.93, "tokens": 4096 }]))]
         pub skip_slower: Option<Vec<Slower>> = None,

@@ -46,7 +46,7 @@ section! {
         /// Tokens whose logits exist at a time. A smaller number saves memory if the vocabulary is large.
         /// With `precision.head = "fp8"` it must be a multiple of 128. Changes the result by rounding, so
         /// `"auto"` leaves 4096 only if the run would not fit or another number makes it faster by more than
-        /// 1%.
+        /// 1%, and not where bits are those of any number of ranks (`parallel.reduce`).
         #[schemars(schema_with = "tokens_or_auto")]
         #[schemars(extend("x-unit" = "tokens"))]
         pub loss_chunk: OrAuto = OrAuto::Auto,
@@ -56,7 +56,8 @@ section! {
         /// Device to compute on.
         pub device: Device = Device::Auto,
         /// Adds attention's gradients in a fixed order on a GPU, so that a repeated or resumed run gives the
-        /// same bits; the fastest backward may not. The CPU always does.
+        /// same bits; the fastest backward may not. The CPU always does, and so do runs whose bits are those
+        /// of any number of ranks (`parallel.reduce`).
         pub attention_deterministic: bool = false,
         /// CPU threads. 0 uses all cores.
         #[schemars(range(min = 0, max = 1024))]

@@ -59,9 +59,9 @@ fn names_of_other_programs_are_recognised() {
 
 #[test]
 fn keys_that_other_programs_have_and_xtrain_lacks_are_explained() {
-    for name in ["name", "kind", "type"] {
+    for name in ["name", "type"] {
         let only = format!(
-            "unknown key `{name}`; AdamW is the only optimizer; Muon and others are not supported yet"
+            "unknown key `{name}`; AdamW is the default, and `optimizer.kind = \"muon\"` the only other optimizer"
         );
         assert!(message("optimizer", &format!("{name} = \"muon\"")).starts_with(&only));
     }
@@ -89,7 +89,7 @@ fn keys_that_other_programs_have_and_xtrain_lacks_are_explained() {
     );
     assert_message(
         "keys that other programs have and xtrain lacks are explained, 4",
-        message("train", "lora_r = 8"),
+        message("train", "use_dora = true"),
     );
     // A name that may be any section's is looked for in its own alone.
     let said = message("data", "name = \"x\"");
@@ -165,8 +165,8 @@ fn unknown_sections_get_the_nearest_one_or_the_list() {
     assert_eq!(message("lr_scheduler", ""), "unknown section [lr_scheduler]; did you mean [schedule]?");
     assert_eq!(
         message("weather", "wind = 2"),
-        "unknown section [weather]; the sections are [model], [experts], [data], [precision], [optimizer], [schedule], [train], \
-         [parallel], [checkpoint], [log] and [eval]"
+        "unknown section [weather]; the sections are [model], [experts], [adapter], [data], [precision], [optimizer], [schedule], \
+         [train], [parallel], [checkpoint], [log] and [eval]"
     );
 }
 

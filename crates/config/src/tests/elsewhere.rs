@@ -26,6 +26,8 @@ fn beside(setting: &str) -> &'static [&'static str] {
         // Only this family adds biases to scores.
         "experts.balance" => &["model.family=dots1", "experts.count=4"],
         "schedule.decay_shape" => &["schedule.kind=wsd"],
+        "adapter.rank" => &["model.init_from=base"],
+        "adapter.targets" => &["model.init_from=base", "adapter.rank=16"],
         // Examples of a folder name none that exists, and a folder needs no sizes.
         "train.tokens" => &["train.steps="],
         "model.family" if !setting.contains("mixtral") => &[],
@@ -186,6 +188,34 @@ fn a_value_of_another_program_is_proposed_in_our_form() {
 }
 
 #[test]
+fn keys_of_adapters_in_other_programs_are_answered_with_ours() {
+    for (section, written, said) in [
+        ("train", "use_lora = true", "did you mean `rank = 16` in [adapter]?"),
+        ("train", "use_peft = true", "did you mean `rank = 16` in [adapter]?"),
+        ("train", "finetuning_type = \"lora\"", "did you mean `rank = 16` in [adapter]?"),
+        ("train", "lora_r = 8", "did you mean `rank` in [adapter]?"),
+        ("model", "lora_rank = 8", "did you mean `rank` in [adapter]?"),
+        ("train", "lora_alpha = 16", "did you mean `alpha` in [adapter]?"),
+        ("train", "lora_dropout = 0.05", "did you mean `dropout` in [adapter]?"),
+        ("train", "lora_target_modules = [\"q_proj\"]", "did you mean `targets` in [adapter]?"),
+        ("train", "lora_target = \"all\"", "did you mean `targets = \"all-linear\"` in [adapter]?"),
+        ("train", "lora_target_linear = true", "did you mean `targets = \"all-linear\"` in [adapter]?"),
+        ("adapter", "r = 8", "did you mean `rank`?"),
+        ("adapter", "target_modules = [\"q_proj\"]", "did you mean `targets`?"),
+        ("adapter", "targets = \"q_proj,v_proj\"", "for example `targets = [\"q_proj\", \"v_proj\"]`"),
+        ("adapter", "targets = \"all\"", "must be \"all-linear\", or a list"),
+        ("train", "adapter = \"lora\"", "did you mean `rank = 16` in [adapter]?"),
+        ("train", "adapter = \"qlora\"", "weights of 4 bits are not supported"),
+        ("train", "use_dora = true", "plain LoRA adapters of linear layers"),
+        ("parallel", "rank = 0", "several machines need a launcher"),
+        ("train", "rank = 0", "several machines need a launcher"),
+    ] {
+        let found = errors_with(section, written);
+        assert!(found.len() == 1 && found[0].contains(said), "{section} {written}: {found:?}");
+    }
+}
+
+#[test]
 fn a_switch_that_is_off_is_left_out() {
     for (section, written) in
         [("train", "fp16 = false"), ("train", "use_lora = \"False\""), ("log", "wandb = 0")]
@@ -218,7 +248,7 @@ fn an_answer_to_an_off_switch_itself_does_not_say_to_leave_it_out() {
 #[test]
 fn sections_of_other_programs_are_answered_key_by_key() {
     let said = errors(&format!(
-        "{MINIMAL}[training]\nlocal_batch_size = 4\nseed = 1\n[zero_optimization]\nstage = 2\n[lora]\nr = 8\n[fp16]\nenabled = true\n"
+        "{MINIMAL}[training]\nlocal_batch_size = 4\nseed = 1\n[zero_optimization]\nstage = 2\n[lora]\nr = 8\nuse_dora = true\n[fp16]\nenabled = true\n"
     ));
     let lines: Vec<&str> = said.lines().collect();
     assert!(lines[0].ends_with("unknown section [training]; did you mean [train]?"), "{said}");
@@ -228,9 +258,11 @@ fn sections_of_other_programs_are_answered_key_by_key() {
     );
     assert!(lines[2].ends_with("unknown section [zero_optimization]; did you mean [parallel]?"), "{said}");
     assert!(lines[3].ends_with("unknown key `stage`; did you mean `shard = \"gradients\"`?"), "{said}");
-    assert_message("sections of other programs are answered key by key", lines[4]);
-    assert_message("sections of other programs are answered key by key, 2", lines[5]);
-    assert_eq!(lines.len(), 6, "{said}");
+    assert!(lines[4].ends_with("unknown section [lora]; did you mean [adapter]?"), "{said}");
+    assert!(lines[5].ends_with("[lora] unknown key `r`; did you mean `rank`?"), "{said}");
+    assert_message("sections of other programs are answered key by key", lines[6]);
+    assert_message("sections of other programs are answered key by key, 2", lines[7]);
+    assert_eq!(lines.len(), 8, "{said}");
 
     let said =
         errors(&format!("learning_rate = 2e-5\npacking = true\noptimizer = \"adamw_torch\"\n{MINIMAL}"));
@@ -246,7 +278,8 @@ fn an_argument_is_answered_with_the_argument_to_write() {
         ("train.fp16=true", "--set precision.recipe=bf16"),
         ("activation_checkpoint.mode=full", "did you mean --set train.recompute=block?"),
         ("optimizer.beta2=0.99", "--set 'optimizer.betas=[0.9, 0.95]'"),
-        ("lora.r=8", "adapters such as LoRA are not supported yet"),
+        ("lora.r=8", "did you mean --set adapter.rank=8?"),
+        ("peft.use_dora=true", "other kinds, adapters of experts"),
     ] {
         let errors = parse(MINIMAL, &[set]).expect_err(set).to_string();
         assert!(errors.contains(said) && errors.lines().count() == 1, "{set}: {errors}");

@@ -1,5 +1,6 @@
 //! Tests of the run file: accepted files, messages, and resolution.
 
+mod adapters;
 mod check;
 mod elsewhere;
 mod json_schema;

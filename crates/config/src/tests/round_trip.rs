@@ -66,6 +66,7 @@ reference_every = 0
 reference_steps = 10
 
 [optimizer]
+kind = \"adamw\"
 lr = 0.0003
 betas = [0.9, 0.95]
 eps = 1e-8
@@ -101,6 +102,7 @@ replicas = 1
 expert = 1
 tensor = 1
 pipeline = 1
+pipeline_chunks = 1
 pipeline_split = []
 reduce = \"same-world\"
 reduce_dtype = \"fp32\"

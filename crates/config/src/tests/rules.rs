@@ -30,6 +30,17 @@ fn an_empty_file_says_what_every_run_needs() {
 }
 
 #[test]
+fn sums_for_any_mesh_need_a_size_of_micro_batches_that_no_mesh_changes() {
+    for size in ["", "micro_batch_size = \"auto\"\n"] {
+        let errors = errors(&format!("{MINIMAL}{size}[parallel]\nreduce = \"any-mesh\"\n"));
+        assert!(errors.contains("\"any-mesh\"` has equal"), "{errors}");
+        assert!(errors.contains("`micro_batch_size = 1`"), "{errors}");
+    }
+    let fits = format!("{MINIMAL}micro_batch_size = 1\n[parallel]\nreduce = \"any-mesh\"\n");
+    assert!(parse(&fits, &[]).is_ok());
+}
+
+#[test]
 fn a_missing_key_is_reported_at_its_section() {
     assert_eq!(
         errors(&MINIMAL.replace("layers = 2\n", "")),
@@ -407,6 +418,10 @@ fn numbers_that_f32_does_not_hold_are_refused() {
     assert_eq!(
         message_of(&["optimizer.betas=[0.9, 0.99999999]"]),
         "`betas` has 0.99999999, which is 1 in f32, so that a moment would never move; give at most 0.9999999"
+    );
+    assert_eq!(
+        message_of(&["optimizer.kind=muon", "optimizer.momentum=0.99999999"]),
+        "`momentum` = 0.99999999 is 1 in f32, so that the moment would never move; give at most 0.9999999"
     );
     parse(MINIMAL, &["optimizer.weight_decay=0", "optimizer.grad_clip=0", "optimizer.eps=1e-40"])
         .expect("zero is meant, and small numbers are held");

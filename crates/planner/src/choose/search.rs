@@ -223,8 +223,7 @@ impl<'a> Search<'a> {
     /// Seconds of the kernels of a step of the model's first layer alone. Differences between chunks are
     /// those of the whole model.
     fn loss_seconds(&self, settings: Settings) -> Result<f64, LearnError> {
-        let mut spec = self.step.with(settings).of_one_stage();
-        spec.model = spec.model.truncated(1);
+        let spec = self.step.with(settings).of_one_stage().with_blocks(1);
         let program = programs::training(&spec)?;
         Ok(step_seconds(&program, &self.device.rates, spec.micro_steps(self.step.batch_size)))
     }

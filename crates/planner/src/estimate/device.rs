@@ -195,16 +195,7 @@ impl Device {
 
     /// The device of the table with this name, which may be abbreviated: `h200`, `4090`.
     pub fn model(name: &str) -> Result<Device, PlanError> {
-        let plain = |text: &str| text.to_lowercase().replace([' ', '-', '_'], "").replace("nvidia", "");
-        let wanted = plain(name);
-        let is_meant = |model: &&DeviceModel| !wanted.is_empty() && plain(model.name).ends_with(&wanted);
-        let Some(model) = DEVICES.iter().find(is_meant) else {
-            let known: Vec<&str> = DEVICES.iter().map(|model| model.name).collect();
-            return Err(PlanError::Refused(format!(
-                "--device-model {name:?} is unknown; the known GPUs are {}. For another GPU, `--memory SIZE` checks whether a step fits",
-                known.join(", ")
-            )));
-        };
+        let model = DeviceModel::named(name)?;
         let name = format!("NVIDIA {}", model.name);
         let peak = peak_bf16_flops(model.name);
         Ok(Device::modelled(name, model, RateSource::Table, model.memory_bytes, peak))

@@ -6,6 +6,11 @@
 //! peak that the H200 sustains, unless a comment says otherwise. Memory sizes are those that PyTorch prints.
 
 use super::rates::{AttentionRates, GemmRates, Rates, ScoreSeconds};
+use crate::error::PlanError;
+use xtrain_cuda::Arch;
+use xtrain_model::Recipe;
+use xtrain_step::engine::check_recipe;
+use xtrain_step::error::LearnError;
 
 /// Edition of the table. It increases with every change, because chosen settings may change with it.
 pub(super) const EDITION: u32 = 4;
@@ -15,6 +20,8 @@ pub(super) const EDITION: u32 = 4;
 pub struct DeviceModel {
     /// Name; the driver's name of the device contains it.
     pub name: &'static str,
+    /// Its architecture, which decides about the recipes that it runs.
+    pub arch: Arch,
     /// Bytes of memory that the driver reports.
     pub memory_bytes: u64,
     /// Peak memory bandwidth in bytes per second.
@@ -32,10 +39,35 @@ pub struct DeviceModel {
     pub rates: Rates,
 }
 
+impl DeviceModel {
+    /// The device of the table that a user means by a name such as `h100`.
+    ///
+    /// # Errors
+    /// An unknown name.
+    pub fn named(name: &str) -> Result<&'static DeviceModel, PlanError> {
+        let plain = |text: &str| text.to_lowercase().replace([' ', '-', '_'], "").replace("nvidia", "");
+        let wanted = plain(name);
+        let is_meant = |model: &&DeviceModel| !wanted.is_empty() && plain(model.name).ends_with(&wanted);
+        DEVICES.iter().find(is_meant).ok_or_else(|| {
+            let known: Vec<&str> = DEVICES.iter().map(|model| model.name).collect();
+            PlanError::Refused(format!(
+                "--device-model {name:?} is unknown; the known GPUs are {}. For another GPU, `--memory SIZE` checks whether a step fits",
+                known.join(", ")
+            ))
+        })
+    }
+
+    /// An error if it cannot compute under `recipe`, as of a GPU that is there.
+    pub fn check(&self, recipe: Recipe) -> Result<(), LearnError> {
+        check_recipe(&format!("NVIDIA {}", self.name), self.arch, recipe)
+    }
+}
+
 /// The devices whose rates are known.
 pub const DEVICES: [DeviceModel; 6] = [
     DeviceModel {
         name: "H200",
+        arch: Arch::SM90,
         memory_bytes: gib(139.80),
         peak_bandwidth: 4.8e12,
         nccl_bandwidth: 330e9,
@@ -54,6 +86,7 @@ pub const DEVICES: [DeviceModel; 6] = [
     // Multiprocessors and power limit of the H200; the bandwidth is measured.
     DeviceModel {
         name: "H100",
+        arch: Arch::SM90,
         memory_bytes: gib(79.11),
         peak_bandwidth: 3.35e12,
         nccl_bandwidth: 330e9,
@@ -72,6 +105,7 @@ pub const DEVICES: [DeviceModel; 6] = [
     // 250 of 312 TFLOP/s: cuBLAS sustains a larger share (0.8) on Ampere than on Hopper.
     DeviceModel {
         name: "A100",
+        arch: Arch::SM80,
         memory_bytes: gib(79.15),
         peak_bandwidth: 2.039e12,
         nccl_bandwidth: 220e9,
@@ -82,6 +116,7 @@ pub const DEVICES: [DeviceModel; 6] = [
     // 362 TFLOP/s at 350 W, about 0.6 of it sustained.
     DeviceModel {
         name: "L40S",
+        arch: Arch::SM89,
         memory_bytes: gib(44.40),
         peak_bandwidth: 0.864e12,
         nccl_bandwidth: 20e9,
@@ -92,6 +127,7 @@ pub const DEVICES: [DeviceModel; 6] = [
     // 165.2 TFLOP/s with f32 accumulation, most of it sustained at 450 W.
     DeviceModel {
         name: "RTX 4090",
+        arch: Arch::SM89,
         memory_bytes: gib(23.65),
         peak_bandwidth: 1.008e12,
         nccl_bandwidth: 10e9,
@@ -102,6 +138,7 @@ pub const DEVICES: [DeviceModel; 6] = [
     // 209.5 TFLOP/s with f32 accumulation.
     DeviceModel {
         name: "RTX 5090",
+        arch: Arch::SM120,
         memory_bytes: gib(31.36),
         peak_bandwidth: 1.792e12,
         nccl_bandwidth: 20e9,

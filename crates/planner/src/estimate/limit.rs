@@ -11,6 +11,9 @@ use xtrain_report::metrics::format;
 /// The share of a step from which on a reason is given.
 const LEAST: f64 = 0.03;
 
+/// Micro-batches for each stage of a pipeline below which it has too few.
+pub(crate) const MICRO_BATCHES_OF_STAGE: usize = 4;
+
 /// A reason why a step is not faster. Shares are of the time of the step, from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -133,6 +136,11 @@ fn small_gemms(program: &Program, device: &Device) -> f64 {
     lost.sum::<f64>().max(0.0)
 }
 
+/// `1 micro-batch`, `2 micro-batches`.
+pub(crate) fn micro_batches(count: usize) -> String {
+    format!("{count} micro-batch{}", if count == 1 { "" } else { "es" })
+}
+
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = |share: f64| format::percent(share, 0);
@@ -140,8 +148,12 @@ impl fmt::Display for Limit {
             Limit::Memory { over_bytes } => write!(f, "memory: {} over", format::gib(over_bytes)),
             Limit::Exposed { contents, share } => write!(f, "exposed {contents} {}", percent(share)),
             Limit::Bubble { share, micro_steps, stages } => {
-                let few = if micro_steps < 4 * stages { ": too few micro-batches" } else { "" };
-                write!(f, "bubble {} ({micro_steps} micro-batches, {stages} stages{few})", percent(share))
+                let few = if micro_steps < MICRO_BATCHES_OF_STAGE * stages {
+                    ": too few micro-batches"
+                } else {
+                    ""
+                };
+                write!(f, "bubble {} ({}, {stages} stages{few})", percent(share), micro_batches(micro_steps))
             }
             Limit::InTurn { share } => {
                 write!(f, "gradients that stages exchange in turn {}", percent(share))

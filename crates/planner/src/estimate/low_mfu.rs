@@ -24,13 +24,18 @@ pub fn low_mfu(planned: &Planned, program: &Program, timeline: &Timeline, device
     let mfu = Speed::estimate(planned, timeline, device).mfu?;
     let waiting = timeline.exposed_seconds() / timeline.seconds();
     if waiting > WAITING {
-        return Some(format!("{} of the step waits for {}", percent(waiting), waited_for(planned, timeline)));
+        let (own, contents) = waited_for(planned, timeline);
+        let own = percent(own / timeline.seconds());
+        return Some(match percent(waiting) {
+            all if all == own => format!("{all} of the step waits for {contents}"),
+            all => format!("{all} of the step waits for communication, {own} for {contents}"),
+        });
     }
     (mfu < LOW).then(|| computing(planned, program, &device.rates)).flatten()
 }
 
-/// The contents that the step waits for the longest, and why that takes so long.
-fn waited_for(planned: &Planned, timeline: &Timeline) -> String {
+/// The seconds of waiting for the contents that the step waits for the longest, and why that takes so long.
+fn waited_for(planned: &Planned, timeline: &Timeline) -> (f64, String) {
     let seconds_of = |payload: Payload| -> f64 {
         timeline.exposed.iter().filter(|of| of.payload == payload).map(|of| of.seconds).sum()
     };
@@ -41,18 +46,23 @@ fn waited_for(planned: &Planned, timeline: &Timeline) -> String {
     let may_share = parallel.expert < parallel.rank.world_size / parallel.replicas;
     let of_experts = may_share && is_mostly_experts(&spec.model, parallel.expert);
     let with = if parallel.expert > 1 { "a larger parallel.expert" } else { "parallel.expert" };
-    match payloads[0] {
+    let is_repeated = planned.micro_steps() > 1;
+    let why = match payloads[0] {
         Payload::Weights if of_experts => format!(
-            "weights, most of them of experts: each GPU gathers all experts that it computes in every micro-step; with {with}, tokens \
-             travel to the experts instead"
+            "weights, most of them of experts: each GPU gathers all experts that it computes{}; with {with}, tokens travel to the experts \
+             instead",
+            if is_repeated { " in every micro-step" } else { "" }
         ),
         Payload::Weights => {
             let tokens = format::grouped(spec.batch.tokens() as u64);
-            format!("weights, which are gathered for every micro-batch of {tokens} tokens")
+            let every = if is_repeated { "every" } else { "a" };
+            format!("weights, which are gathered for {every} micro-batch of {tokens} tokens")
         }
         Payload::Gradients => {
-            let often =
-                if spec.parallel.cuts_gradients() { ", which every micro-step exchanges" } else { "" };
+            let often = match spec.parallel.cuts_gradients() && is_repeated {
+                true => ", which every micro-step exchanges",
+                false => "",
+            };
             let experts = match of_experts {
                 true => format!(", most of them of experts; with {with}, each GPU has gradients of fewer experts"),
                 false => String::new(),
@@ -72,9 +82,13 @@ fn waited_for(planned: &Planned, timeline: &Timeline) -> String {
              each GEMM"
                 .to_owned()
         }
+        Payload::Updates => {
+            "updates of matrices, each of which one GPU orthogonalises; fewer GPUs in a replica (parallel.replicas) send fewer bytes".to_owned()
+        }
         Payload::Copies => "copies of updated weights".to_owned(),
         Payload::Numbers => "numbers of the step, such as its loss".to_owned(),
-    }
+    };
+    (seconds_of(payloads[0]), why)
 }
 
 /// True if most parameters of the model on one of so many ranks that share its experts are those of experts.

@@ -22,6 +22,7 @@ mod work;
 pub use device::{Device, RateSource};
 pub use devices::{DEVICES, DeviceModel};
 pub use limit::Limit;
+pub(crate) use limit::{MICRO_BATCHES_OF_STAGE, micro_batches};
 pub use low_mfu::low_mfu;
 pub use network::{Network, RANKS_PER_NODE};
 pub use op_label::OpLabel;

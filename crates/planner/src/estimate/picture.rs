@@ -79,7 +79,8 @@ fn work(instance: &Instance) -> Work {
             Payload::Gradients => Work::Gradients,
             Payload::Tokens => Work::Tokens,
             Payload::Activations => Work::Activations,
-            Payload::Copies => Work::Copies,
+            // Both follow the norm, on their way to new masters and from them.
+            Payload::Updates | Payload::Copies => Work::Copies,
             Payload::Numbers => Work::Numbers,
         };
     }

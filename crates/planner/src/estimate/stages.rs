@@ -3,7 +3,7 @@
 use super::{Passes, Timeline};
 use crate::tunable::recomputing_blocks;
 use serde::Serialize;
-use xtrain_model::{Layer, PipelineStage};
+use xtrain_model::{Layer, PipelineStage, StagePass};
 use xtrain_report::lanes::{Bar, Work};
 use xtrain_step::training_spec::TrainingSpec;
 
@@ -16,9 +16,11 @@ pub struct StageCost {
     pub bytes: u64,
     /// Seconds of a step in which it does not wait for other stages to begin or to end.
     pub busy_seconds: f64,
-    /// Seconds of its forward of a micro-batch.
+    /// Its number of chunks.
+    pub chunks: usize,
+    /// Seconds of a forward of a micro-batch through a chunk: of the longest, if there are several.
     pub forward_seconds: f64,
-    /// Seconds of its backward.
+    /// Seconds of its backward, likewise.
     pub backward_seconds: f64,
     /// Seconds of its last backward, which may exchange the gradients of all.
     pub last_backward_seconds: f64,
@@ -31,8 +33,9 @@ impl StageCost {
     pub fn new(spec: &TrainingSpec, bytes: u64, timeline: &Timeline) -> StageCost {
         let Passes { forward, backward, last_backward, .. } = timeline.passes();
         StageCost {
-            blocks: spec.split.get(spec.parallel.stage()).copied().unwrap_or(spec.model.layers.len()),
+            blocks: (0..spec.model.layers.len()).filter(|&block| spec.stage().has_block(block)).count(),
             bytes,
+            chunks: spec.parallel.chunks,
             busy_seconds: timeline.seconds() - timeline.bubble_seconds(),
             forward_seconds: forward,
             backward_seconds: backward,
@@ -46,30 +49,31 @@ impl StageCost {
 const BARS: usize = 4096;
 
 /// The schedule of a step of so many micro-batches: the work of each stage, in order, of as many
-/// micro-batches as can be seen, and their number. Each stage begins a backward as soon as it can (1F1B), and
-/// takes its own times.
+/// micro-batches as can be seen, and their number. Stages run their passes in the order of
+/// [`PipelineStage::passes`], and each takes its own times.
 pub fn schedule(stages: &[StageCost], micro_steps: usize) -> (Vec<Vec<Bar>>, usize) {
-    let count = stages.len();
-    let shown = micro_steps.min((BARS / count.max(1)).max(count));
-    // The passes of a stage in order: true for a forward.
-    let order = |stage: usize| {
-        let ahead = (count - 1 - stage).min(shown);
-        let forwards = |from: usize, to: usize| (from..to).map(|n| (true, n));
-        let both = (ahead..shown).flat_map(move |n| [(true, n), (false, n - ahead)]);
-        let drain = (shown - ahead..shown).map(|n| (false, n));
-        forwards(0, ahead).chain(both).chain(drain).collect::<Vec<_>>()
-    };
-    let orders: Vec<Vec<(bool, usize)>> = (0..count).map(order).collect();
+    let (count, chunks) = (stages.len().max(1), stages.first().map_or(1, |stage| stage.chunks));
+    let parts = count * chunks;
+    let mut shown = micro_steps.min((BARS / parts).max(count));
+    if chunks > 1 {
+        shown = shown / count * count;
+    }
+    let split = vec![1; parts];
+    let order = |index: usize| PipelineStage::of(index, count, &split).passes(shown);
+    let orders: Vec<Vec<StagePass>> = (0..count).map(order).collect();
     let mut lanes: Vec<Vec<Bar>> = (0..count).map(|_| Vec::new()).collect();
-    let mut ends = vec![[vec![f64::NAN; shown], vec![f64::NAN; shown]]; count];
+    let mut ends = vec![[vec![f64::NAN; shown], vec![f64::NAN; shown]]; parts];
     loop {
         let mut moved = false;
-        for stage in 0..count {
-            while let Some(&(is_forward, n)) = orders[stage].get(lanes[stage].len()) {
+        for stage in 0..stages.len() {
+            while let Some(&StagePass { is_forward, chunk, micro_step: n }) =
+                orders[stage].get(lanes[stage].len())
+            {
+                let part = chunk * count + stage;
                 let before = match is_forward {
-                    true => stage.checked_sub(1).map_or(0.0, |other| ends[other][0][n]),
-                    false if stage + 1 == count => 0.0,
-                    false => ends[stage + 1][1][n],
+                    true => part.checked_sub(1).map_or(0.0, |other| ends[other][0][n]),
+                    false if part + 1 == parts => 0.0,
+                    false => ends[part + 1][1][n],
                 };
                 if before.is_nan() {
                     break;
@@ -77,12 +81,12 @@ pub fn schedule(stages: &[StageCost], micro_steps: usize) -> (Vec<Vec<Bar>>, usi
                 let of = &stages[stage];
                 let (kind, seconds) = match is_forward {
                     true => (Work::Forward, of.forward_seconds),
-                    false if n + 1 == shown => (Work::Backward, of.last_backward_seconds),
+                    false if n + 1 == shown && chunk == 0 => (Work::Backward, of.last_backward_seconds),
                     false => (Work::Backward, of.backward_seconds),
                 };
                 let begin = lanes[stage].last().map_or(0.0, |bar| bar.end).max(before);
                 let end = begin + seconds;
-                ends[stage][usize::from(!is_forward)][n] = end;
+                ends[part][usize::from(!is_forward)][n] = end;
                 lanes[stage].push(Bar { kind, group: Some(n as u32), begin, end });
                 moved = true;
             }
@@ -112,10 +116,10 @@ impl StageKind<'_> {
     /// The kind of the stage of `spec`; `None` if the numbers of its blocks matter, too.
     pub(crate) fn of(spec: &TrainingSpec) -> Option<StageKind<'_>> {
         let index = spec.parallel.stage();
-        let stage = PipelineStage::of(index, &spec.split);
+        let stage = spec.stage();
         let fp8 = &spec.fp8;
         let by_number = !fp8.skip.is_empty() || fp8.bf16_first_layers + fp8.bf16_last_layers > 0;
-        if by_number || spec.split.is_empty() {
+        if by_number || spec.split.is_empty() || spec.parallel.chunks > 1 {
             return None;
         }
         let first: usize = spec.split[..index].iter().sum();
@@ -124,6 +128,12 @@ impl StageKind<'_> {
         let blocks = spec.model.layers.get(first..first + count)?;
         Some(StageKind { is_first: stage.is_first(), is_last: stage.is_last(), blocks, recomputing })
     }
+}
+
+/// True if two stages have the same kernels, but for the micro-batches that they keep.
+pub fn are_alike(one: &TrainingSpec, other: &TrainingSpec) -> bool {
+    let kind = StageKind::of(one);
+    kind.is_some() && kind == StageKind::of(other)
 }
 
 /// The stages of `spec` that decide what it needs and takes: of stages of one kind the first, which keeps the
@@ -156,6 +166,7 @@ mod tests {
         let stage = StageCost {
             blocks: 1,
             bytes: 0,
+            chunks: 1,
             busy_seconds: 0.0,
             forward_seconds: 1.0,
             backward_seconds: 2.0,
@@ -177,7 +188,14 @@ mod tests {
                 assert_eq!((lane.len(), on_way), (2 * micro_steps + 1, 0));
             }
         }
-        assert_eq!(schedule(&vec![stage; 64], 1000).1, 64);
+        assert_eq!(schedule(&vec![stage.clone(); 64], 1000).1, 64);
+        // With chunks, whose passes are as long here, stages wait as long for each other as with one.
+        for (stages, chunks, micro_steps) in [(2, 2, 2), (4, 2, 4), (4, 3, 16), (8, 4, 8)] {
+            let (lanes, shown) = schedule(&vec![StageCost { chunks, ..stage.clone() }; stages], micro_steps);
+            let end = lanes.iter().flatten().map(|bar| bar.end).fold(0.0, f64::max);
+            let turns = micro_steps * chunks + stages - 1;
+            assert_eq!((end, shown), (3.0 * turns as f64 + 0.5, micro_steps), "{stages} x {chunks}");
+        }
     }
 
     #[test]

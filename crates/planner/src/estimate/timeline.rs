@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use xtrain_program::order::{self, Order};
 use xtrain_program::{Collective, Instance, Lane, Payload, Phase, Program, Role, Stage};
-use xtrain_runtime::{Part, Turn};
+use xtrain_runtime::{MicroSlot, Part, Turn};
 use xtrain_step::engine::Target;
 
 /// Seconds of the passes of a micro-batch through a stage of a pipeline.
@@ -119,8 +119,15 @@ impl WaitPlace {
 fn parts(program: &Program, micro_steps: usize) -> Vec<(Part, usize)> {
     let has_update = program.instances.iter().any(|instance| instance.phase() == Phase::Update);
     let parts = match micro_steps {
-        n if program.slots > 0 => {
-            let both = |turn, times| [(Part::Forward(turn, 0), times), (Part::Backward(turn, 0), times)];
+        n if !program.slots.is_empty() => {
+            let slots = (0..program.slots.len()).map(|chunk| MicroSlot { chunk, number: 0 });
+            let slots: Vec<MicroSlot> = slots.collect();
+            let both = |turn, times| {
+                let passes = |&slot: &MicroSlot| {
+                    [(Part::Forward(turn, slot), times), (Part::Backward(turn, slot), times)]
+                };
+                slots.iter().flat_map(passes).collect::<Vec<_>>()
+            };
             let turns = match n {
                 0 | 1 => vec![(Turn::Only, 1)],
                 n => vec![(Turn::First, 1), (Turn::Next, n - 2), (Turn::Last, 1)],

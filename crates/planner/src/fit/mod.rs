@@ -59,7 +59,7 @@ pub struct Instead {
     pub fewer_layers: Option<usize>,
     /// Longest sequence that would fit, found by halving the run's, if any.
     pub seq_len: Option<usize>,
-    /// The least number of GPUs of this size that would fit.
+    /// The least number of GPUs of this size that would fit in the mesh as configured, with all state cut.
     pub gpus: Option<MoreGpus>,
     /// The largest number that was tried; `None` on a CPU.
     pub most_gpus: Option<usize>,

@@ -57,7 +57,11 @@ impl fmt::Display for Instead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.gpus, self.most_gpus) {
             (Some(gpus), _) => write!(f, "{}with these settings and {gpus}; or ", on_gpus(gpus.count))?,
-            (None, Some(most)) => write!(f, "it fits on no number of GPUs up to {most}; ")?,
+            (None, Some(most)) => write!(
+                f,
+                "with parallel.shard=weights it fits on no number of GPUs up to {most}; `xtrain plan --gpus N` also tries other \
+                 parallel.tensor and parallel.pipeline; "
+            )?,
             (None, None) => {}
         }
         f.write_str("choose a smaller model")?;

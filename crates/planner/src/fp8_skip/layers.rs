@@ -306,7 +306,7 @@ fn neighbours(model: &Architecture) -> Architecture {
 /// The model with the experts and the parts of matrices that each rank has. Rows of experts are as many as on
 /// a rank whose experts have the mean load, unless a token has more experts than a rank.
 fn with_parts_of_a_rank(mut model: Architecture, parallel: &Parallel) -> Architecture {
-    let parts = if parallel.reduce.is_any_mesh() { model.mesh_parts() } else { parallel.tensor };
+    let parts = model.parts(parallel);
     for layer in &mut model.layers {
         let Mixer::Attention(attention) = &mut layer.mixer;
         (attention.heads, attention.kv_heads) = (attention.heads / parts, attention.kv_heads / parts);

@@ -3,7 +3,8 @@
 //!
 //! The selection affects a run's numbers. It is therefore measured once, when a run begins whose file does
 //! not set `precision.skip_slower`. From then on the run's configuration holds it, wherever the run is
-//! resumed or its checkpoints are read.
+//! resumed or its checkpoints are read. With sums for any world or mesh nothing is measured, and no layer is
+//! left in bf16: a time, and the sizes that it is of, depend on the ranks.
 
 mod layers;
 
@@ -60,6 +61,9 @@ pub fn measure(
 /// Selects the layers that stay in bf16 because the GPU runs them slower in FP8. Measures them if they are
 /// not cached and the run fits. A run whose file decides, and a run on the CPU, are returned unchanged.
 pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, PlanError> {
+    if let (Processor::Cuda(_), Some(why)) = (processor, unmeasured(&planned)) {
+        tracing::info!("{why}");
+    }
     let (Processor::Cuda(gpu), true) = (processor, is_undecided(&planned)) else {
         return planned.complete();
     };
@@ -118,14 +122,31 @@ pub fn decide_for_resumed(
 ) -> Result<Planned, PlanError> {
     match &began.skip_slower {
         _ if planned.resolved.config.precision.recipe != began.recipe => decide(planned, processor),
-        Some(slower) if is_undecided(&planned) => planned.with_slower(slower.clone()),
+        Some(slower) if is_open(&planned) => planned.with_slower(slower.clone()),
         // A run without a record left no layer in bf16.
         _ => planned.complete(),
     }
 }
 
-/// True if the configuration does not decide which layers stay in bf16.
+/// True if the layers that stay in bf16 are those that a measurement finds.
 pub fn is_undecided(planned: &Planned) -> bool {
+    is_open(planned) && !planned.spec.parallel.reduce.is_any_world()
+}
+
+/// The reason why nothing is measured although the configuration leaves it open, if so.
+pub fn unmeasured(planned: &Planned) -> Option<String> {
+    let reduce = planned.spec.parallel.reduce;
+    (is_open(planned) && reduce.is_any_world()).then(|| {
+        format!(
+            "no layer is left in bf16 for its speed (precision.skip_slower = []): with parallel.reduce = \"{}\", bits may not depend on \
+             times",
+            reduce.name()
+        )
+    })
+}
+
+/// True if the configuration does not say which layers stay in bf16.
+fn is_open(planned: &Planned) -> bool {
     planned.spec.recipe.is_fp8() && planned.resolved.config.precision.skip_slower.is_none()
 }
 
@@ -237,6 +258,24 @@ mod tests {
         let silent = PrecisionConfig { skip_slower: None, ..began };
         let run = decide_for_resumed(planned(&fp8), &silent, &Processor::Cpu).expect("a plan");
         assert_eq!(run.resolved.config.precision, silent);
+    }
+
+    #[test]
+    fn no_time_decides_where_bits_are_those_of_any_number_of_ranks() {
+        for reduce in ["any-world", "any-mesh"] {
+            let fp8 = ["precision.recipe=fp8-row", "train.micro_batch_size=1"];
+            let sets = [fp8[0], fp8[1], &format!("parallel.reduce={reduce}")];
+            let run = planned(&sets);
+            assert!(!is_undecided(&run) && unmeasured(&run).is_some_and(|why| why.contains(reduce)));
+            assert!(is_undecided(&planned(&fp8)) && unmeasured(&planned(&fp8)).is_none());
+            let given = planned(&[&sets[..], &["precision.skip_slower=[]"]].concat());
+            assert!(!is_undecided(&given) && unmeasured(&given).is_none());
+            // What a run recorded before this was so stays.
+            let began = planned(&fp8).with_slower(slower_layers(&table([0.5; 4]))).expect("a plan");
+            let began = began.resolved.config.precision;
+            let again = decide_for_resumed(run, &began, &Processor::Cpu).expect("a plan");
+            assert_eq!(again.spec.fp8.slower.len(), 4);
+        }
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! pipeline, and both.
 //!
 //! A mesh is planned in full, with each stage, unless a cheap bound rules it out: its batch cannot be shared,
-//! it has fewer micro-batches than stages, its stages are too uneven, or its state alone needs too much
-//! memory. Each is planned from the run file with the keys that are printed, so `train` takes what a plan
-//! proposes. A run itself never chooses a mesh.
+//! it has fewer micro-batches than stages and others do not, its stages are too uneven, or its state alone
+//! needs too much memory. Each is planned from the run file with the keys that are printed, so `train` takes
+//! what a plan proposes. A run itself never chooses a mesh.
 
 mod row;
 #[cfg(test)]
@@ -13,7 +13,7 @@ mod tests;
 pub use row::MeshRow;
 
 use crate::error::PlanError;
-use crate::estimate::Device;
+use crate::estimate::{Device, MICRO_BATCHES_OF_STAGE};
 use crate::memory::least_of_stages;
 use crate::planned::Planned;
 use crate::shard_table::{Candidate, Mesh, SHARDS, choose_all, fastest};
@@ -21,6 +21,7 @@ use crate::tunable::MICRO_BATCH_SIZE;
 use serde::Serialize;
 use serde_json::json;
 use xtrain_config::{OrAuto, ParallelConfig};
+use xtrain_model::PipelineStage;
 use xtrain_program::Shard;
 use xtrain_step::engine::Target;
 use xtrain_step::training_spec::TrainingSpec;
@@ -32,13 +33,10 @@ const TENSOR_RANKS: [usize; 4] = [1, 2, 4, 8];
 const MOST_STAGES: usize = 64;
 
 /// Meshes that are planned in full, at most.
-const MOST_PLANNED: usize = 24;
+pub(crate) const MOST_PLANNED: usize = 24;
 
 /// The most blocks of a stage over their mean, above which stages are too uneven to be worth a plan.
 const UNEVEN: f64 = 1.5;
-
-/// Micro-batches for each stage below which smaller ones are taken, if there are.
-const MICRO_BATCHES_OF_STAGE: usize = 4;
 
 /// A share of the time for each doubling of tensor ranks, by which meshes are sorted before they are planned.
 const COST_OF_TENSOR: f64 = 0.1;
@@ -89,8 +87,21 @@ pub(crate) struct MeshSearch<'a, E> {
     pub(crate) device: &'a Device,
     /// Bytes available to a rank.
     pub(crate) available: u64,
+    /// Meshes that are planned in full, at most.
+    pub(crate) most: usize,
+    /// True if those are planned that may need the least memory, to find out if any fits; else those that are
+    /// likely the fastest.
+    pub(crate) by_memory: bool,
     /// Plans the run on this number of ranks with more settings.
     pub(crate) replan: &'a dyn Fn(usize, &[String]) -> Result<Planned, E>,
+}
+
+/// A mesh to plan.
+struct Open {
+    /// A lower bound of the bytes that a rank needs.
+    least_bytes: u64,
+    settings: Vec<String>,
+    planned: Planned,
 }
 
 /// Ranks that compute parts of matrices, and stages of a pipeline.
@@ -116,21 +127,24 @@ impl<E: From<PlanError>> MeshSearch<'_, E> {
             shapes.retain(|shape| shown.contains(&Some(*shape)));
             tries.left_out = LeftOut::default();
         }
-        let mut open: Vec<(Vec<String>, Planned)> = Vec::new();
+        let mut open: Vec<Open> = Vec::new();
         let experts = self.experts(best);
         for shape in shapes {
             for &expert in &experts {
-                if open.len() >= MOST_PLANNED {
+                if open.len() >= self.most && !self.by_memory {
                     tries.left_out.slower += 1;
                     continue;
                 }
                 self.open(shape, expert, &mut open, &mut tries.left_out);
             }
         }
-        open.truncate(MOST_PLANNED);
-        let plans: Vec<Planned> = open.iter().map(|(_, planned)| planned.clone()).collect();
+        if self.by_memory {
+            open.sort_by_key(|of| of.least_bytes);
+        }
+        open.truncate(self.most);
+        let plans: Vec<Planned> = open.iter().map(|of| of.planned.clone()).collect();
         let candidates = choose_all(plans, self.device);
-        for ((settings, open), candidate) in open.into_iter().zip(candidates) {
+        for (Open { settings, planned: open, .. }, candidate) in open.into_iter().zip(candidates) {
             match candidate {
                 Ok(candidate) => tries.tried.push(Tried { settings, open, candidate }),
                 Err(_) => tries.left_out.refused += 1,
@@ -148,7 +162,7 @@ impl<E: From<PlanError>> MeshSearch<'_, E> {
             let fills = of_node.is_multiple_of(*tensor) || ranks <= of_node;
             ranks.is_multiple_of(*tensor) && *tensor <= of_node && fills
         };
-        let mut found: Vec<(f64, MeshShape)> = Vec::new();
+        let (mut found, mut waiting): (Vec<(f64, MeshShape)>, _) = (Vec::new(), Vec::new());
         for tensor in TENSOR_RANKS.into_iter().filter(is_on_node) {
             let groups = ranks / tensor;
             for stages in (1..=blocks.min(MOST_STAGES)).filter(|stages| groups.is_multiple_of(*stages)) {
@@ -157,16 +171,21 @@ impl<E: From<PlanError>> MeshSearch<'_, E> {
                 let uneven = blocks.div_ceil(stages) as f64 * stages as f64 / blocks as f64;
                 if !batch.is_multiple_of(data_ranks) {
                     left_out.batch += 1;
-                } else if micro_steps < stages {
-                    left_out.micro_batches += 1;
                 } else if uneven > UNEVEN {
                     left_out.uneven += 1;
                 } else {
                     let bubble = 1.0 + (stages - 1) as f64 / micro_steps as f64;
                     let cost = bubble * uneven * (1.0 + COST_OF_TENSOR * tensor.ilog2() as f64);
-                    found.push((cost, (tensor, stages)));
+                    let is_enough = micro_steps >= stages;
+                    if is_enough { &mut found } else { &mut waiting }.push((cost, (tensor, stages)));
                 }
             }
+        }
+        // `train` takes these too, with a warning.
+        if found.is_empty() {
+            found = waiting;
+        } else {
+            left_out.micro_batches += waiting.len();
         }
         found.sort_by(|a, b| a.0.total_cmp(&b.0));
         found.into_iter().map(|(_, shape)| shape).collect()
@@ -192,7 +211,7 @@ impl<E: From<PlanError>> MeshSearch<'_, E> {
         &self,
         (tensor, pipeline): MeshShape,
         expert: usize,
-        open: &mut Vec<(Vec<String>, Planned)>,
+        open: &mut Vec<Open>,
         left_out: &mut LeftOut,
     ) {
         let of_stage = self.ranks / pipeline;
@@ -223,7 +242,7 @@ impl<E: From<PlanError>> MeshSearch<'_, E> {
                 continue;
             }
             found += 1;
-            open.push((settings, planned));
+            open.push(Open { least_bytes, settings, planned });
             // Whatever is cut more sends more bytes in each micro-step of a stage.
             if found == 2 || (pipeline > 1 && shard == Shard::Optimizer) {
                 break;
@@ -290,8 +309,13 @@ impl<E: From<PlanError>> MeshSearch<'_, E> {
     /// stages keep for the micro-batches that are on their way, each of at least one sequence.
     fn least_bytes(&self, planned: &Planned) -> Result<u64, PlanError> {
         let spec = &planned.spec;
-        let split: &[usize] = if spec.split.is_empty() { &[spec.model.layers.len()] } else { &spec.split };
-        let kept = split.iter().enumerate().map(|(stage, blocks)| blocks * (split.len() - stage)).max();
+        let of_stage = |index: usize| {
+            let stage = PipelineStage::of(index, spec.parallel.pipeline, &spec.split);
+            let has = |chunk: usize| move |block: &usize| stage.of_chunk(chunk).has_block(*block);
+            let blocks = |chunk: usize| (0..spec.model.layers.len()).filter(has(chunk)).count();
+            stage.in_flight().iter().enumerate().map(|(chunk, kept)| blocks(chunk) * kept).sum::<usize>()
+        };
+        let kept = (0..spec.parallel.pipeline).map(of_stage).max();
         let input = 2 * spec.batch.seq_len * spec.model.dim / spec.parallel.tensor;
         Ok(least_of_stages(spec)? + (input * kept.unwrap_or(0)) as u64)
     }
@@ -321,6 +345,9 @@ impl Mesh {
         settings.extend(changed.map(|(key, is, _)| format!("parallel.{key}={is}")));
         if pipeline != given.pipeline && !given.pipeline_split.is_empty() {
             settings.push("parallel.pipeline_split=[]".to_owned());
+        }
+        if pipeline != given.pipeline && given.pipeline_chunks > 1 {
+            settings.push("parallel.pipeline_chunks=1".to_owned());
         }
         settings
     }

@@ -47,7 +47,7 @@ fn advice(run: &str, ranks: usize) -> Option<Advice> {
         Ok(open) => Some(planner.advise(&open).expect("advice")),
         Err(error) => {
             let alone = replan(1, &[]).expect("a plan");
-            planner.advise_refused(&alone, ranks, &error.to_string()).expect("advice")
+            planner.advise_refused(&alone, ranks, &error.to_string()).expect("advice").ok()
         }
     }
 }
@@ -104,6 +104,24 @@ fn sharded_weights_are_preferred_within_a_node_and_tensor_ranks_for_few_sequence
     assert!(gpus > 8 && first.is_proposed && first.tensor * first.pipeline * first.data == gpus, "{first:?}");
     // 61 is no multiple of stages or tensor ranks that share 16 sequences.
     assert_eq!(shape(SMALL, 16, 61), None);
+}
+
+#[test]
+fn meshes_with_fewer_micro_batches_than_stages_are_planned_if_there_are_no_others() {
+    let advice = advice(&run(DENSE, 64), 1024).expect("meshes");
+    let row = advice.meshes.first().expect("a mesh");
+    assert!(row.is_proposed && row.micro_steps < row.pipeline, "{row:?}");
+    assert_eq!(advice.left_out.micro_batches, 0);
+}
+
+/// A run that fits on no number of data ranks alone fits in a mesh of more GPUs, and on fewer in one with
+/// stages than with sharded weights.
+#[test]
+fn the_gpus_on_which_a_run_fits_are_those_of_any_mesh() {
+    let advice = advice(&run(LARGE, 48), 16).expect("advice");
+    let proposal = advice.proposal.as_ref().expect("a proposal");
+    assert_eq!(proposal.gpus, Some(24), "{:?}", proposal.settings);
+    assert!(advice.shown().needed_bytes <= h100().usable_bytes.expect("memory"));
 }
 
 #[test]

@@ -65,6 +65,16 @@ fn resumed_runs_keep_what_they_recorded_on_another_device() {
 }
 
 #[test]
+fn the_loss_chunk_is_the_same_on_any_number_of_ranks_whose_bits_are() {
+    let is_open = |reduce: &str| {
+        let sets = [&format!("parallel.reduce={reduce}"), "train.micro_batch_size=1"];
+        let config = config(OPEN, &sets).config;
+        open(&config).iter().any(|row| row.field.key == LOSS_CHUNK.field.key)
+    };
+    assert_eq!(["same-world", "fast", "any-world", "any-mesh"].map(is_open), [true, true, false, false]);
+}
+
+#[test]
 fn what_is_asked_for_or_does_not_suit_is_chosen_again() {
     let [_, norms, _] = RECORDED;
     let again = resumed(&[], norms, 1, &["train.recompute"]);

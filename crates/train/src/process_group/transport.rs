@@ -42,6 +42,14 @@ impl ProcessGroup {
         check(parallel, on_gpus, ranks.control.world().spans_nodes())?;
         let gpu = match (processor, parallel.transport) {
             (Processor::Cpu, _) | (_, Transport::Host) => return Ok(DataPath::Host),
+            (_, transport) if parallel.chunks(ranks.control.world().rank.world_size) > 1 => {
+                let why = "messages of parallel.pipeline_chunks do not go around the stages by it yet";
+                if transport != Transport::Auto {
+                    return Err(requested(transport, why));
+                }
+                tracing::warn!("collectives between GPUs pass through host memory, which is slow: {why}");
+                return Ok(DataPath::Host);
+            }
             (Processor::Cuda(gpu), _) => gpu,
         };
         let nccl = Installed::open(Library::Nccl).map(|found| found.version).map_err(missing);

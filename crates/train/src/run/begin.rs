@@ -77,7 +77,7 @@ impl Setup<'_> {
         corpus.tokenizer.save(&self.folder.tokenizer())?;
         if let Some(from) = &self.sources.init_from {
             source::save_init(from, &self.folder)?;
-            exchange::warn_of_unexported_files(from, &corpus.tokenizer);
+            exchange::warn_of_unexported_files(from, Some(&corpus.tokenizer));
         }
         Ok(())
     }

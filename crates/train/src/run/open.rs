@@ -19,7 +19,7 @@ use super::{Run, choices, recorded, wire};
 use crate::error::RunError;
 use crate::exchange::Identity;
 use crate::process_group::{Facts, ProcessGroup};
-use crate::tasks;
+use crate::{base_model, tasks};
 use xtrain_config::Parsed;
 use xtrain_evaluation::check_hashes;
 use xtrain_planner::describe::describe;
@@ -88,6 +88,10 @@ pub(super) fn open(
     report_lines.iter().for_each(|line| tracing::info!("{line}"));
     let mut position = stages
         .on_all_ranks("position", || setup.restore(&mut learner, &mut checkpoints, &corpus, &config))?;
+    if let (Some(folder), None) = (base_model::folder(&config), &position.base) {
+        let hash = || process_group.decide(|| base_model::hash(&folder, &learner.spec().model));
+        position.base = Some(stages.on_all_ranks("hash of the base", hash)?);
+    }
     stages.on_all_ranks("hashes of tasks", || Ok(check_hashes(&tasks, &mut position.task_hashes)?))?;
     if is_resumed {
         stages.on_rank_0("later scores", || {
@@ -105,8 +109,10 @@ pub(super) fn open(
     })?;
     position.divergence.begin(learner.spec().model.vocab_size);
     let (model, balance_loss) = (&learner.spec().model, config.experts.balance_loss);
-    let identity =
-        stages.on_all_ranks("identity", || Identity::new(hf, model, &corpus.tokenizer, balance_loss))?;
+    let identity = stages.on_all_ranks("identity", || {
+        let identity = Identity::new(hf, model, &corpus.tokenizer, balance_loss)?;
+        Ok(identity.trained_by(config.optimizer.kind).of_base(config.model.init_from.as_deref()))
+    })?;
     if process_group.is_first() {
         if !(is_resumed && position.step == steps) {
             choices::record(&setup.folder, recorded, learner.weights().engine());

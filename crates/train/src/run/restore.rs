@@ -30,6 +30,8 @@ impl CheckpointWriter {
         let before = Config::parse::<&str>(&checkpoint.path().join("config.json"), text.as_bytes(), &[]).ok();
         let before = before.map(|parsed| parsed.config);
         check_balance(before.as_ref(), config)?;
+        check_adapters(before.as_ref(), config)?;
+        check_optimizer(before.as_ref(), config)?;
         if self.channel.rank() == 0 {
             report_changes(before.as_ref(), config, position.step);
             report_rates(before.as_ref(), config, loader, position.step);
@@ -49,7 +51,7 @@ impl CheckpointWriter {
             position.reference = None;
         }
         check_samples(&checkpoint, loader, config, position.step)?;
-        load_state(&checkpoint, learner, is_as_before, position.step)?;
+        load_state(&checkpoint, learner, position.step)?;
         self.last = Some(checkpoint.step());
         if self.channel.rank() == 0 {
             // A process that was killed right after a save did not delete the checkpoints that the save
@@ -101,6 +103,31 @@ fn check_balance(before: Option<&Config>, config: &Config) -> Result<(), RunErro
     }
 }
 
+/// Refuses other adapters than those of the checkpoint, whose configuration was `before`: another rank or
+/// other matrices are other state, and another alpha makes another model of it.
+fn check_adapters(before: Option<&Config>, config: &Config) -> Result<(), RunError> {
+    let changes: Vec<String> = before
+        .map(|before| config::diff(before, config))
+        .into_iter()
+        .flatten()
+        .filter(|change| ["adapter.rank", "adapter.alpha", "adapter.targets"].contains(&change.key.as_str()))
+        .map(|change| change.to_string())
+        .collect();
+    if changes.is_empty() {
+        return Ok(());
+    }
+    Err(RunError::Refused(format!(
+        "the checkpoint has other adapters ({}); resume with those, or begin a new run",
+        changes.join(", ")
+    )))
+}
+
+/// Refuses an optimizer that cannot go on with the state of the checkpoint, whose configuration was `before`.
+fn check_optimizer(before: Option<&Config>, config: &Config) -> Result<(), RunError> {
+    let refusal = before.and_then(|before| config.optimizer.refuses_state_of(&before.optimizer));
+    refusal.map_or(Ok(()), |text| Err(RunError::Refused(text)))
+}
+
 /// Refuses a checkpoint after `step` whose data is at another sample than steps of this batch size reach.
 fn check_samples(
     checkpoint: &Checkpoint,
@@ -120,27 +147,20 @@ fn check_samples(
     )))
 }
 
-/// Loads the state after `step`. If its number formats are not `as_before`, the scales of casts that the
-/// checkpoint lacks begin anew, and those that the run no longer has are ignored.
-fn load_state(
-    checkpoint: &Checkpoint,
-    learner: &mut Learner,
-    as_before: bool,
-    step: u64,
-) -> Result<(), RunError> {
-    // A recipe with delayed scales begins without scales if the checkpoint is of another recipe.
+/// Loads the state after `step`. The scales of casts that the checkpoint lacks begin anew, and those that
+/// the run does not have are ignored: its number formats may be others, and so may its mesh, in which other
+/// layers are in FP8.
+fn load_state(checkpoint: &Checkpoint, learner: &mut Learner, step: u64) -> Result<(), RunError> {
     let of_casts = [StateKind::Scale, StateKind::AmaxHistory];
     let held: HashMap<&str, &[usize]> =
         checkpoint.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect();
     let mut state = SavedState::from_learner(learner);
-    if !as_before {
-        // A history of another length cannot be continued: scales stay, and the history begins again.
-        let goes_on = |SavedValue { entry, tensor, .. }: &SavedValue| {
-            let shape = held.get(tensor.name.as_str());
-            shape.is_some_and(|shape| entry.kind != StateKind::AmaxHistory || **shape == tensor.shape[..])
-        };
-        state.values.retain(|value| !of_casts.contains(&value.entry.kind) || goes_on(value));
-    }
+    // A history of another length cannot be continued: scales stay, and the history begins again.
+    let goes_on = |SavedValue { entry, tensor, .. }: &SavedValue| {
+        let shape = held.get(tensor.name.as_str());
+        shape.is_some_and(|shape| entry.kind != StateKind::AmaxHistory || **shape == tensor.shape[..])
+    };
+    state.values.retain(|value| !of_casts.contains(&value.entry.kind) || goes_on(value));
     let optimizer = learner.spec().optimizer;
     for value in &mut state.values {
         value.tensor.dtype = saved_type(checkpoint, value, optimizer);
@@ -171,7 +191,7 @@ fn load_state(
 fn saved_type(checkpoint: &Checkpoint, value: &SavedValue, optimizer: Optimizer) -> DType {
     let SavedValue { entry, tensor, .. } = value;
     let types = [DType::F32, DType::BF16];
-    let may_differ = optimizer.state().contains(&entry.kind);
+    let may_differ = optimizer.kinds_of_state().contains(&entry.kind);
     let held = checkpoint.tensors().iter().find(|held| may_differ && held.name == tensor.name);
     held.map(|held| held.dtype).filter(|dtype| types.contains(dtype)).unwrap_or(entry.ty.dtype)
 }

@@ -4,10 +4,10 @@ use super::setup::Setup;
 use super::snapshot::CheckpointWriter;
 use crate::corpus::Corpus;
 use crate::error::RunError;
-use crate::growth;
 use crate::paths::Sources;
 use crate::position::{self, Position};
 use crate::source;
+use crate::{base_model, growth};
 use std::path::Path;
 use xtrain_checkpoint::remove_leftovers;
 use xtrain_config::{Change, Config, MAX_FILE_BYTES, TokenizerChoice, diff, files};
@@ -55,10 +55,17 @@ impl Setup<'_> {
         if self.resumed().is_none() {
             return Ok(Position::default());
         }
-        match checkpoints.restore(learner, &corpus.loader, config)? {
-            Some(position) => Ok(position),
-            None => self.initial_weights(learner, config).map(|()| Position::default()),
+        let Some(position) = checkpoints.restore(learner, &corpus.loader, config)? else {
+            return self.initial_weights(learner, config).map(|()| Position::default());
+        };
+        if let Some(folder) = base_model::folder(config) {
+            if let Some(trained) = &position.base {
+                let (model, option) = (&learner.spec().model, "--set model.init_from=FOLDER");
+                self.process_group.decide(|| base_model::check(&folder, model, trained, option))?;
+            }
+            base_model::import(learner.weights(), &folder)?;
         }
+        Ok(position)
     }
 
     /// The records in the metrics files that the run will write again from `position` on.

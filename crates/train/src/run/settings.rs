@@ -4,7 +4,10 @@ use super::setup::Setup;
 use crate::error::RunError;
 use crate::position;
 use xtrain_planner::choose::{self, Choice};
-use xtrain_planner::describe::{warn_of_distant_ranks, warn_of_no_fp8};
+use xtrain_planner::describe::{
+    warn_of_distant_ranks, warn_of_few_micro_batches, warn_of_no_fp8, warn_of_open_micro_batch,
+    warn_of_parts_in_bf16,
+};
 use xtrain_planner::estimate::{Device, RunTime};
 use xtrain_planner::planned::Planned;
 use xtrain_planner::{fit, fp8_skip};
@@ -55,7 +58,10 @@ impl Setup<'_> {
             Some(before) => fp8_skip::decide_for_resumed(planned, &before.precision, processor)?,
         };
         warn_of_no_fp8(&planned.spec);
+        warn_of_parts_in_bf16(&planned.spec);
         warn_of_distant_ranks(&planned.spec, &device.network);
+        warn_of_few_micro_batches(&planned);
+        warn_of_open_micro_batch(&self.parsed.config, &planned);
         let fits = fit::check(&planned, processor, self.process_group.processes_here());
         fits.map_err(RunError::from).map_err(|error| if is_kept { choosing_again(error) } else { error })?;
         let position = self.resumed().map(position::position).transpose()?.flatten();

@@ -12,7 +12,7 @@ use crate::folder::RunFolder;
 use crate::growth;
 use crate::paths::Sources;
 use crate::process_group::ProcessGroup;
-use crate::{exchange, position, run_file, source, static_scales, tasks};
+use crate::{adapter_folder, base_model, exchange, position, run_file, source, static_scales, tasks};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -99,7 +99,7 @@ impl<'a> Setup<'a> {
         if let (Some(from), Some(hf)) = (&self.sources.init_from, &hf) {
             exchange::checked_model(from, hf)?;
             if self.process_group.is_first() {
-                source::warn_of_training(from, hf);
+                source::warn_of_training(from, hf, self.parsed.config.optimizer.kind);
             }
         }
         Ok(hf)
@@ -150,6 +150,12 @@ impl<'a> Setup<'a> {
         let scales = process_group.decide(|| static_scales::of_run(parsed, &self.sources, self.resumed()))?;
         let model = hf.map(|hf| hf.model);
         let growth = growth::in_words(&corpus.growth, model.as_ref()).filter(|_| process_group.is_first());
+        if let (Some(growth), true) = (&growth, parsed.config.adapter.is_given()) {
+            return Err(RunError::Refused(format!(
+                "the vocabulary {growth}, and adapters do not train new tokens yet; use a chat template whose tokens the model has \
+                 (data.chat_template), or train the whole model without [adapter]"
+            )));
+        }
         growth.into_iter().for_each(|growth| tracing::info!("the vocabulary {growth}"));
         let facts = Facts {
             static_scales: static_scales::parse(scales)?,
@@ -158,6 +164,11 @@ impl<'a> Setup<'a> {
                 None => growth::grown_model(model, &corpus.growth),
             }),
             init_balance_loss: hf.and_then(|hf| hf.balance_loss),
+            init_adapter: match &self.before {
+                // A run keeps its adapters, whose folder may be gone.
+                Some(before) => Some(before.adapter.clone()),
+                None => adapter_folder::settings(&self.sources, model.as_ref())?,
+            },
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
             shards: source::shards(&self.sources)?.map(|dataset| dataset.name().to_owned()),
             epoch_tokens: Some(corpus.loader.epoch_tokens()),
@@ -296,15 +307,19 @@ impl<'a> Setup<'a> {
         Ok((sink, live))
     }
 
-    /// Sets the initial weights: random ones, or those of `model.init_from`.
+    /// Sets the initial weights: random ones, or those of `model.init_from` and `adapter.init_from`.
     pub(super) fn initial_weights(&self, learner: &mut Learner, config: &Config) -> Result<(), RunError> {
-        match &self.sources.init_from {
-            Some(folder) => {
-                let rows = source::read_hf_config(folder)?.model.vocab_size;
-                exchange::import_grown(learner.weights(), folder, rows)
+        let Some(folder) = &self.sources.init_from else {
+            return Ok(learner.weights().initialize(config.train.seed, config.model.init_std)?);
+        };
+        match &self.sources.adapter {
+            Some(adapter) => exchange::import_adapters(learner.weights(), adapter)?,
+            None if config.adapter.rank.is_some() => {
+                learner.weights().initialize_adapters(config.train.seed)?;
             }
-            None => Ok(learner.weights().initialize(config.train.seed, config.model.init_std)?),
+            None => {}
         }
+        base_model::import(learner.weights(), folder)
     }
 }
 

@@ -139,7 +139,7 @@ impl Run {
         };
         let is_compared = |entry: &StateEntry| match entry.kind {
             StateKind::Compute | StateKind::Gathered => layout.cuts_state() && !layout.cuts_weights(),
-            StateKind::Master | StateKind::Counter | StateKind::Scale => true,
+            StateKind::Master | StateKind::Frozen | StateKind::Counter | StateKind::Scale => true,
             _ => false,
         };
         entries.retain(|entry| is_compared(entry) && has_twins[place(entry)]);

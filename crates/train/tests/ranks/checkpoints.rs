@@ -225,7 +225,7 @@ fn an_export_of_a_checkpoint_is_that_of_one_process_and_ranks_import_their_rows_
     let tokenizer = Tokenizer::bytes();
     let identity = Identity::new(None, &model, &tokenizer, None).expect("a model");
     for dtype in ExportDtype::ALL {
-        let options = ExportOptions { dtype, max_shard_bytes: 20_000, overwrite: false };
+        let options = ExportOptions { dtype, max_shard_bytes: 20_000, ..ExportOptions::default() };
         let of = |name: &str| folder.path().join(format!("{name}-{}", dtype.name()));
         let (by_ranks, by_one) = (of("ranks"), of("one"));
         let exported = [

@@ -1,11 +1,9 @@
 //! The options of `xtrain export`.
 
-use super::options::ModelArgs;
+use super::options::{FolderArgs, ModelArgs};
 use super::values::named;
 use clap::Args;
-use std::path::PathBuf;
-use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
-use xtrain_config::Size;
+use xtrain_checkpoint::hf::ExportDtype;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -14,18 +12,12 @@ use xtrain_config::Size;
 pub(crate) struct ExportArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// The folder to write
-    #[arg(long, short, value_name = "FOLDER")]
-    pub(crate) out: PathBuf,
     /// Element type of the weights; by default as in the run's own export, or the smallest that holds a
     /// Hugging Face folder's weights exactly. fp8 is E4M3 with a scale for each block of 128 x 128, like
-    /// DeepSeek-V3, for linear layers of the blocks whose sizes are multiples of 128; other weights are bf16
+    /// DeepSeek-V3, for linear layers of the blocks whose sizes are multiples of 128; other weights are bf16.
+    /// Adapters are fp32
     #[arg(long, value_parser = named(&ExportDtype::ALL, ExportDtype::name))]
     pub(crate) dtype: Option<ExportDtype>,
-    /// Maximum size of a weight file, in bytes or with a unit (500MB, 4GiB)
-    #[arg(long, value_name = "SIZE", default_value_t = Size(ExportOptions::default().max_shard_bytes))]
-    pub(crate) max_shard_size: Size,
-    /// Replace an existing folder
-    #[arg(long)]
-    pub(crate) overwrite: bool,
+    #[command(flatten)]
+    pub(crate) folder: FolderArgs,
 }

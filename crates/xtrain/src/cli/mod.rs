@@ -12,6 +12,7 @@ mod export;
 mod generate;
 mod init;
 mod inspect;
+mod merge;
 mod mistakes;
 mod options;
 mod plan;
@@ -34,7 +35,8 @@ pub(crate) use export::ExportArgs;
 pub(crate) use generate::{GenerateArgs, PromptArgs};
 pub(crate) use init::InitArgs;
 pub(crate) use inspect::InspectArgs;
-pub(crate) use options::{ModelArgs, Processes};
+pub(crate) use merge::MergeArgs;
+pub(crate) use options::{CheckpointArgs, ModelArgs, Processes};
 pub(crate) use plan::PlanArgs;
 pub(crate) use report::ReportArgs;
 pub(crate) use tokenize::{RowArgs, TokenizeArgs};
@@ -110,6 +112,8 @@ pub(crate) enum Command {
     Eval(EvalArgs),
     /// Write a model as a Hugging Face folder
     Export(ExportArgs),
+    /// Merge adapters into their model, and write that as a Hugging Face folder
+    Merge(MergeArgs),
     /// Write the report of a run, or one page that compares several
     Report(ReportArgs),
     /// Compare the losses and scores of runs with a baseline: the gap, and the spread between seeds

@@ -2,10 +2,12 @@
 
 use super::values::{bounded, device, named, number, whole};
 use crate::failure::Failure;
+use crate::terminal;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use xtrain_chat::Date;
-use xtrain_config::{Device, Override};
+use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
+use xtrain_config::{Device, Override, Size};
 use xtrain_data::{ChatOptions, TemplateSource};
 use xtrain_model::Recipe;
 use xtrain_step::generate::Sampling;
@@ -83,6 +85,18 @@ pub(crate) struct OnDevice {
 pub(crate) struct ModelArgs {
     /// A run folder or a Hugging Face folder
     pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) checkpoint: CheckpointArgs,
+    /// Add the adapters in this folder, of PEFT's form, to the model of a Hugging Face folder
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["step", "best"])]
+    pub(crate) adapter: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) cpu: Threads,
+}
+
+/// A checkpoint of a run.
+#[derive(Debug, Args)]
+pub(crate) struct CheckpointArgs {
     /// Use the checkpoint of this step instead of the latest (run folders)
     #[arg(long, value_name = "STEP", value_parser = whole::<u64>(0..=u64::MAX))]
     pub(crate) step: Option<u64>,
@@ -90,8 +104,40 @@ pub(crate) struct ModelArgs {
     /// folders)
     #[arg(long, conflicts_with = "step")]
     pub(crate) best: bool,
-    #[command(flatten)]
-    pub(crate) cpu: Threads,
+}
+
+/// A Hugging Face folder to write.
+#[derive(Debug, Args)]
+pub(crate) struct FolderArgs {
+    /// The folder to write
+    #[arg(long, short, value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+    /// Maximum size of a weight file, in bytes or with a unit (500MB, 4GiB)
+    #[arg(long, value_name = "SIZE", default_value_t = Size(ExportOptions::default().max_shard_bytes))]
+    pub(crate) max_shard_size: Size,
+    /// Replace an existing folder
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+}
+
+impl FolderArgs {
+    /// The options of an export in this type.
+    pub(crate) fn options(&self, dtype: ExportDtype) -> ExportOptions {
+        ExportOptions { dtype, max_shard_bytes: self.max_shard_size.0, overwrite: self.overwrite }
+    }
+
+    /// Refuses a folder that holds something, before weights are read, which may take minutes. The export
+    /// itself checks again.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let holds_something = self.out.read_dir().is_ok_and(|mut entries| entries.next().is_some());
+        match holds_something && !self.overwrite {
+            true => Err(Failure::user(format!(
+                "{} exists already and is not empty; choose another folder, or replace it with --overwrite",
+                terminal::shown_path(&self.out)
+            ))),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Device and precision of a model.
@@ -195,12 +241,8 @@ impl TemplateArgs {
 pub(crate) struct ProbeArgs {
     /// A run folder, or one of its checkpoints
     pub(crate) run: PathBuf,
-    /// Use the checkpoint of this step instead of the latest
-    #[arg(long, value_name = "STEP", value_parser = whole::<u64>(0..=u64::MAX))]
-    pub(crate) step: Option<u64>,
-    /// Use the best checkpoint (lowest validation loss, or `checkpoint.best`) instead of the latest
-    #[arg(long, conflicts_with = "step")]
-    pub(crate) best: bool,
+    #[command(flatten)]
+    pub(crate) checkpoint: CheckpointArgs,
     /// Examine the casts of this recipe instead of the run's own; by default fp8-block if the run has no FP8
     #[arg(long, value_name = "RECIPE", value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) casts: Option<Recipe>,

@@ -16,7 +16,7 @@ pub(crate) fn run(args: &BlameArgs) -> Result<ExitCode, Failure> {
     terminal::use_threads(args.probe.cpu.threads)?;
     let stop = Stop::on_signals()?;
     let options = BlameOptions {
-        which: which(args.probe.step, args.probe.best),
+        which: which(&args.probe.checkpoint),
         device: args.probe.on.device,
         casts: args.probe.casts,
         data: args.probe.data.clone(),

@@ -1,7 +1,7 @@
 //! `xtrain eval --task`: the models that are scored, and their scores.
 
 use super::task_scores::{ScoredTask, json, text};
-use super::which;
+use super::{open_named, which};
 use crate::cli::EvalArgs;
 use crate::failure::Failure;
 use crate::ranks::{self, Place};
@@ -23,7 +23,7 @@ use xtrain_step::generate::Generator;
 use xtrain_step::scored_shape::ScoredShape;
 use xtrain_step::scoring::Scorer;
 use xtrain_train::error::RunError;
-use xtrain_train::open_model::{OpenedModel, Which, open};
+use xtrain_train::open_model::{OpenedModel, Which};
 use xtrain_train::process_group::ProcessGroup;
 
 pub(super) fn run(args: &EvalArgs, place: &Place) -> Result<ExitCode, Failure> {
@@ -95,7 +95,7 @@ fn all(
         [] => vec![None],
         named => named.iter().copied().map(Some).collect(),
     };
-    let named = which(args.model.step, args.model.best);
+    let named = which(&args.model.checkpoint);
     let mut model = NamedModel { args, process_group, shapes: Vec::new(), answer_tokens: None, opened: None };
     let opened = &model.open(precisions[0], named)?.model;
     let steps = match args.every_checkpoint {
@@ -196,7 +196,7 @@ impl NamedModel<'_> {
             _ => self.args.on.device,
         };
         let place = ProcessorChoice { device, gpu: self.process_group.gpu(device)?, choices };
-        let mut opened = open(&self.args.model.model, step, place, precision)?;
+        let mut opened = open_named(&self.args.model, step, place, precision)?;
         // The scores are to be those of the run's own evaluation, also where tokens share scales.
         opened.read_scales()?;
         let shares_scales = opened.weights.numerics().shares_scales();
@@ -244,7 +244,8 @@ impl NamedModel<'_> {
         step: Which,
         prompts: Option<&'m ChatPrompts<'m>>,
     ) -> Result<ScoredModel<'m>, RunError> {
-        let name = model_name(&self.args.model.model);
+        let named = &self.args.model;
+        let name = model_name(named.adapter.as_ref().unwrap_or(&named.model));
         let NamedState { model, scorer, generator, .. } = self.open(precision, step)?;
         let OpenedModel { weights, tokenizer, step, .. } = model;
         Ok(ScoredModel {

@@ -121,13 +121,14 @@ struct Model {
 }
 
 fn open(args: &GenerateArgs) -> Result<Model, Failure> {
-    let ModelArgs { model: folder, step, best, .. } = &args.model;
+    let ModelArgs { model: folder, checkpoint, adapter, .. } = &args.model;
     let (device, precision) = (args.compute.on.device, args.compute.precision);
     let has = |name: &str| folder.join(name).is_file();
-    let is_without = has("config.json") && !has("tokenizer.json") && step.is_none() && !best;
+    let is_named = checkpoint.step.is_some() || checkpoint.best;
+    let is_without = has("config.json") && !has("tokenizer.json") && !is_named;
     if args.prompt.tokens.is_some() && is_without {
         terminal::use_threads(args.model.cpu.threads)?;
-        let (weights, stop) = open_without_tokenizer(folder, device, precision)?;
+        let (weights, stop) = open_without_tokenizer(folder, adapter.as_deref(), device, precision)?;
         return Ok(Model { weights, tokenizer: None, stop });
     }
     let opened = open_model(&args.model, device, precision)?;

@@ -20,7 +20,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode, Failure> {
     terminal::use_threads(args.probe.cpu.threads)?;
     let stop = Stop::on_signals()?;
     let options = InspectOptions {
-        which: which(args.probe.step, args.probe.best),
+        which: which(&args.probe.checkpoint),
         device: args.probe.on.device,
         casts: args.probe.casts,
         data: args.probe.data.clone(),

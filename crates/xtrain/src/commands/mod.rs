@@ -19,6 +19,7 @@ pub(crate) mod generate;
 mod generate_chats;
 pub(crate) mod init;
 pub(crate) mod inspect;
+pub(crate) mod merge;
 pub(crate) mod plan;
 pub(crate) mod report;
 mod speed;
@@ -27,12 +28,14 @@ pub(crate) mod tokenize;
 pub(crate) mod train;
 mod transcript;
 
-use crate::cli::ModelArgs;
+use crate::cli::{CheckpointArgs, ModelArgs};
 use crate::failure::Failure;
 use crate::terminal;
 use xtrain_config::Device;
 use xtrain_model::Recipe;
-use xtrain_train::open_model::{OpenedModel, Which, open};
+use xtrain_step::engine::ProcessorChoice;
+use xtrain_train::error::RunError;
+use xtrain_train::open_model::{OpenedModel, Which, open, open_with_adapter};
 
 /// Opens the model that a command names, on `device`; `recipe` replaces the precision of its computation.
 fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
@@ -42,14 +45,27 @@ fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Resul
 
 /// As [`open_model`] in a process whose threads are already started.
 fn reopen_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
-    Ok(open(&args.model, which(args.step, args.best), device, recipe)?)
+    Ok(open_named(args, which(&args.checkpoint), device, recipe)?)
+}
+
+/// Opens a checkpoint of the run that a command names, or its model, with adapters if it names some.
+fn open_named(
+    args: &ModelArgs,
+    which: Which,
+    choice: impl Into<ProcessorChoice>,
+    recipe: Option<Recipe>,
+) -> Result<OpenedModel, RunError> {
+    match &args.adapter {
+        Some(adapter) => open_with_adapter(&args.model, adapter, choice, recipe),
+        None => open(&args.model, which, choice, recipe),
+    }
 }
 
 /// The checkpoint that a command names.
-fn which(step: Option<u64>, best: bool) -> Which {
-    match step {
+fn which(args: &CheckpointArgs) -> Which {
+    match args.step {
         Some(step) => Which::Step(step),
-        None if best => Which::Best,
+        None if args.best => Which::Best,
         None => Which::Latest,
     }
 }

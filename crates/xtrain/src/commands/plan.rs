@@ -8,8 +8,11 @@ use std::path::Path;
 use xtrain_config::Device::Auto;
 use xtrain_config::{Config, ConfigErrors, Override, ParallelConfig, Parsed};
 use xtrain_planner::advice::Planner;
-use xtrain_planner::describe::warn_of_distant_ranks;
-use xtrain_planner::estimate::Device;
+use xtrain_planner::describe::{
+    warn_of_distant_ranks, warn_of_few_micro_batches, warn_of_open_micro_batch, warn_of_parts_in_bf16,
+};
+use xtrain_planner::estimate::{Device, DeviceModel};
+use xtrain_planner::meshes::LeftOut;
 use xtrain_planner::planned::Planned;
 use xtrain_planner::routed::RoutedStep;
 use xtrain_planner::row_room::RowRoom;
@@ -94,7 +97,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
                 None => planner.advise(&planned)?,
                 Some(error) => {
                     let why = error.to_string().replace('\n', "; ");
-                    planner.advise_refused(&planned, ranks, &why)?.ok_or_else(|| no_mesh(ranks, &why))?
+                    let advised = planner.advise_refused(&planned, ranks, &why)?;
+                    advised.map_err(|left_out| no_mesh(ranks, &why, &left_out))?
                 }
             };
             let time = advice.shown().time(device)?;
@@ -126,6 +130,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if let Some(device) = &device {
         warn_of_distant_ranks(&planned.spec, &device.network);
     }
+    warn_of_parts_in_bf16(&planned.spec);
+    warn_of_few_micro_batches(&planned);
+    warn_of_open_micro_batch(&parsed.config, &planned);
     if let Some(path) = &args.svg {
         let (Some(device), Some(timeline)) = (&device, &timeline) else {
             return Err(no_device("--svg draws times"));
@@ -139,7 +146,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         write_lanes(path, &picture)?;
     }
     let reference = programs::reference(&planned.spec).map_err(LearnError::from)?;
-    let refusal = processor.as_ref().and_then(|processor| processor.check(recipe).err());
+    let refusal = match (&args.device_model, &processor) {
+        (Some(model), _) => DeviceModel::named(model)?.check(recipe).err(),
+        (None, Some(processor)) => processor.check(recipe).err(),
+        (None, None) => None,
+    };
     let answer = Answer { refusal, advised, is_of_a_file: !is_a_model(&args.run.file) };
     let tables = Tables { program: &program, reference: reference.as_ref(), target, threads, all: args.all };
     match args.json {
@@ -156,11 +167,12 @@ fn may_have_mesh(args: &PlanArgs, parsed: &Parsed) -> bool {
     [replicas, expert, tensor, pipeline] == [1; 4] && !is_dump
 }
 
-/// The error of a number of ranks that no mesh divides.
-fn no_mesh(ranks: usize, why: &str) -> Failure {
-    Failure::user(format!(
-        "{why}; neither parallel.tensor nor parallel.pipeline divides {ranks} ranks so that they can"
-    ))
+/// The error of a number of ranks that can run it in no mesh.
+fn no_mesh(ranks: usize, why: &str, left_out: &LeftOut) -> Failure {
+    Failure::user(match plan_table::left_out(left_out, ranks) {
+        Some(others) => format!("{why}; nothing is planned {others}"),
+        None => format!("{why}; no other mesh of {ranks} ranks is planned"),
+    })
 }
 
 /// The error of an option that needs times.

@@ -63,7 +63,12 @@ pub(super) fn text(planned: &Planned, answer: &Answer<'_>) -> String {
         _ => String::new(),
     };
     let (parameters, embedding) = (format::grouped(parameters), format::grouped(embedding));
-    out.push_str(&line("parameters", &format!("{parameters}{active} ({embedding} in the embedding)")));
+    let adapters = match &m.adapter {
+        Some(_) => format!(", frozen; {} of adapters are trained", format::grouped(m.trained_count() as u64)),
+        None => String::new(),
+    };
+    let text = format!("{parameters}{active} ({embedding} in the embedding){adapters}");
+    out.push_str(&line("parameters", &text));
     out.push_str(&experts(planned));
     out.push_str(&row_room(planned, answer.advised.as_ref()));
     if let Some(why) = &planned.vocabulary_bound {
@@ -145,7 +150,8 @@ fn fit(fit: &Fit, owner: &str, given: &Candidate, target: Target, proposal: Opti
             // The proposal has the settings for these GPUs, and their memory.
             let proposed = proposal.and_then(|proposal| proposal.gpus).map(on_gpus);
             for part in parts {
-                let is_proposed = proposed.as_ref().filter(|proposed| part.starts_with(*proposed));
+                // Another mesh may fit on fewer of them.
+                let is_proposed = proposed.as_ref().filter(|_| part.contains(" GPUs it does: "));
                 out.push_str(&line(
                     "",
                     &is_proposed.map_or(part.to_owned(), |text| format!("{text}see below")),

@@ -46,7 +46,9 @@ pub(super) fn text(spec: &TrainingSpec, program: &Program) -> String {
 
 /// The reason why these tokens are cast after they are gathered, if at all.
 fn why_bf16(spec: &TrainingSpec, gathered: &GatheredTokens<'_>) -> String {
-    let (own, tensor) = (spec.own_tokens(), spec.parallel.tensor);
+    // With sums for any mesh, those of a part, of which a rank may have several.
+    let (own, parts) = (spec.own_tokens(), spec.ranks().tensor.size);
+    let [one, all] = if spec.parallel.reduce.is_any_mesh() { ["part", "parts"] } else { ["rank", "ranks"] };
     if spec.parallel.gather != Gather::Auto {
         return "by parallel.gather".into();
     }
@@ -54,10 +56,10 @@ fn why_bf16(spec: &TrainingSpec, gathered: &GatheredTokens<'_>) -> String {
         return "dgrad and wgrad read two casts, together as many bytes".into();
     }
     if spec.recipe == Recipe::Fp8Block && !own.is_multiple_of(TILE) {
-        return format!("{own} tokens of a rank are not a multiple of {TILE}");
+        return format!("{own} tokens of a {one} are not a multiple of {TILE}");
     }
-    match own * tensor == spec.batch.tokens() {
+    match own * parts == spec.batch.tokens() {
         true => "a GEMM reads them in bf16".into(),
-        false => format!("{tensor} ranks do not divide {} tokens", spec.batch.tokens()),
+        false => format!("{parts} {all} do not divide {} tokens", spec.batch.tokens()),
     }
 }

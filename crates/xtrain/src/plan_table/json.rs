@@ -33,6 +33,7 @@ pub(crate) fn json(planned: &Planned, answer: &Answer<'_>, tables: &Tables<'_>) 
         "model": spec.model.to_string(),
         "parameters": spec.model.parameter_count(),
         "active_parameters": spec.model.active_parameter_count(),
+        "trained_parameters": spec.model.trained_count(),
         "ranks": spec.parallel.rank.world_size,
         "experts": experts,
         "refused": answer.refusal.as_ref().map(ToString::to_string),

@@ -22,7 +22,7 @@ pub(super) fn text(advised: &Advised<'_>) -> String {
     let rows = &advice.meshes;
     let ranks = advice.shown().planned.rank.world_size;
     if rows.is_empty() {
-        return left_out(&advice.left_out, ranks);
+        return others(&advice.left_out, ranks);
     }
     let name = |row: &MeshRow| {
         let MeshRow { tensor, pipeline, data, expert, replicas, shard, micro_batch_size, .. } = row;
@@ -63,7 +63,7 @@ pub(super) fn text(advised: &Advised<'_>) -> String {
     if let Some(line) = data_ranks_alone(rows) {
         out.push_str(&line);
     }
-    out.push_str(&left_out(&advice.left_out, ranks));
+    out.push_str(&others(&advice.left_out, ranks));
     out
 }
 
@@ -99,8 +99,13 @@ fn data_ranks_alone(rows: &[MeshRow]) -> Option<String> {
     ))
 }
 
-/// The number of meshes that were not planned, by reason.
-fn left_out(of: &LeftOut, ranks: usize) -> String {
+/// The line of the meshes that were not planned.
+fn others(of: &LeftOut, ranks: usize) -> String {
+    left_out(of, ranks).map_or(String::new(), |text| format!("not planned, {text}\n"))
+}
+
+/// The number of meshes that were not planned, by reason; `None` if there are none.
+pub(crate) fn left_out(of: &LeftOut, ranks: usize) -> Option<String> {
     let reasons = [
         (of.batch, "for a batch that they cannot share evenly"),
         (of.micro_batches, "for fewer micro-batches than stages"),
@@ -112,8 +117,5 @@ fn left_out(of: &LeftOut, ranks: usize) -> String {
     let named =
         reasons.into_iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}"));
     let named: Vec<String> = named.collect();
-    match named.is_empty() {
-        true => String::new(),
-        false => format!("not planned, of other meshes of {ranks} ranks: {}\n", named.join(", ")),
-    }
+    (!named.is_empty()).then(|| format!("of other meshes of {ranks} ranks: {}", named.join(", ")))
 }

@@ -81,16 +81,26 @@ fn stages(spec: &TrainingSpec, timeline: &Timeline) -> String {
     if spec.parallel.pipeline == 1 {
         return String::new();
     }
-    let (split, stage) = (&spec.split, timeline.stage());
-    let blocks = split.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-    let first: usize = split[..stage].iter().sum();
+    let (split, stages, number) = (&spec.split, spec.parallel.pipeline, timeline.stage());
+    let of_chunk = |split: &[usize]| split.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    let blocks = split.chunks(stages).map(of_chunk).collect::<Vec<_>>().join("; in their next chunks of ");
+    let of_chunks = (0..spec.parallel.chunks).map(|chunk| {
+        let part = chunk * stages + number;
+        let first: usize = split[..part].iter().sum();
+        format!("{first} to {}", first + split[part] - 1)
+    });
+    let own = of_chunks.collect::<Vec<_>>().join(", ");
+    let share = |seconds: f64| format::percent(seconds / timeline.seconds(), 1);
     line(
         "stages",
         &format!(
-            "of {blocks} blocks; times and tables are of the slowest, with blocks {first} to {}, which waits for {} of the step while the \
-             pipeline fills and drains",
-            first + split[stage] - 1,
-            format::percent(timeline.bubble_seconds() / timeline.seconds(), 1)
+            "of {blocks} blocks; times and tables are of the slowest, with blocks {own}, which waits for {} of the step while the \
+             pipeline fills and drains{}",
+            share(timeline.plain_bubble_seconds()),
+            match share(timeline.bubble_seconds() - timeline.plain_bubble_seconds()) {
+                in_turn if in_turn == share(0.0) => String::new(),
+                in_turn => format!(", and for {in_turn} while stages exchange gradients in turn"),
+            }
         ),
     )
 }

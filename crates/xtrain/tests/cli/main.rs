@@ -10,6 +10,7 @@ mod fragments;
 #[path = "../../../../tests/messages.rs"]
 mod messages;
 
+mod adapters;
 mod bad_config;
 mod bad_data;
 mod bad_model;
@@ -37,7 +38,9 @@ mod help;
 mod init;
 mod inspecting;
 mod log_command;
+mod merge;
 mod mistakes;
+mod muon;
 mod mutated;
 mod pasted;
 mod place;

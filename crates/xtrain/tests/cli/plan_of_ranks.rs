@@ -347,3 +347,25 @@ fn a_picture_shows_the_schedule_of_a_pipeline() {
     }
     assert!(!svg.contains(">stage 4<") && svg.len() < 128 << 10, "{} bytes", svg.len());
 }
+
+/// The operations of a token are those of all stages, and too few micro-batches for them are warned of.
+#[test]
+fn operations_of_a_pipeline_are_those_of_all_stages() {
+    let place = Place::new();
+    let sets =
+        "--device-model h100 --set train.recompute=none --set train.micro_batch_size=2 --set model.layers=3";
+    let computed = |options: &str| {
+        let text = plan(&place, &format!("run.toml {sets} {options}"));
+        let line = text.lines().find(|line| line.starts_with("FLOPs per token")).expect("a line").to_owned();
+        line.rsplit_once("; ").expect("two counts").1.to_owned()
+    };
+    let whole = computed("");
+    assert!(whole.ends_with(" computed"), "{whole}");
+    for stages in [2, 3] {
+        assert_eq!(computed(&format!("--gpus {stages} --set parallel.pipeline={stages}")), whole);
+    }
+    let few = "--gpus 2 --set parallel.pipeline=2 --set train.batch_size=2";
+    let ran = place.run(&format!("plan run.toml {sets} {few}")).succeeds();
+    assert!(ran.stderr.contains("1 micro-batch for 2 "), "{}", ran.stderr);
+    assert!(ran.stderr.contains("1 of 2 rounds, 50%"), "{}", ran.stderr);
+}

@@ -46,8 +46,13 @@ pub(crate) fn assert_same_end(place: &Place, one: &str, other: &str) {
         assert_same_file(&a, &b);
     }
     assert!(compared >= 2, "{compared} files were compared");
-    let [a, b] = [one, other].map(|out| place.path(&format!("{out}/hf/model.safetensors")));
-    assert_same_file(&a, &b);
+    let exported =
+        place.names(&format!("{one}/hf")).into_iter().filter(|file| file.ends_with(".safetensors"));
+    for (n, file) in exported.enumerate() {
+        assert_eq!(n, 0, "one file of weights");
+        let [a, b] = [one, other].map(|out| place.path(&format!("{out}/hf/{file}")));
+        assert_same_file(&a, &b);
+    }
     assert_eq!(recorded(place, one), recorded(place, other));
     let [a, b] = [one, other].map(|out| place.path(&format!("{out}/sample.txt")));
     assert_eq!(a.exists(), b.exists());
@@ -55,13 +60,17 @@ pub(crate) fn assert_same_end(place: &Place, one: &str, other: &str) {
 
 /// Trains run.toml with `sets` once in peace and once killed at random moments, and compares.
 fn survives_kills(test: &str, sets: &str) {
+    survives_kills_in(&Place::new(), "run.toml", test, sets);
+}
+
+/// As [`survives_kills`], with a run file of `place`.
+pub(crate) fn survives_kills_in(place: &Place, file: &str, test: &str, sets: &str) {
     let mut dice = Dice::new(test);
-    let place = Place::new();
     let begun = Instant::now();
-    place.train("peace", sets);
+    place.run(&format!("train {file} --out peace {sets}")).succeeds();
     let whole = begun.elapsed();
     // A cache of its own, so that kills fall into the making of tokens too.
-    let arguments = format!("train run.toml --out killed --resume {sets} --set data.cache_dir=cache2");
+    let arguments = format!("train {file} --out killed --resume {sets} --set data.cache_dir=cache2");
     let mut kills = 0;
     loop {
         // The number of threads must not matter either.
@@ -81,7 +90,7 @@ fn survives_kills(test: &str, sets: &str) {
     }
     println!("{test}: {kills} kills, {whole:?} in peace");
     assert!(kills > 3, "only {kills} kills came before the end");
-    assert_same_end(&place, "peace", "killed");
+    assert_same_end(place, "peace", "killed");
 }
 
 #[test]

@@ -7,9 +7,10 @@ use super::{files_of_crates, root};
 use std::fs;
 
 /// Maximum number of lines of a crate, comments included, tests left out. A crate that outgrows its number is
-/// two crates, or says something twice. Ranks that share experts have taken 50 and 100 lines, pipelines 370
-/// in `step`: its layout, its update and its learner know of stages.
-const LINES: [(&str, usize); 2] = [("step", 4_300), ("train", 8_260)];
+/// two crates, or says something twice. Ranks that share experts have taken 50 and 100 lines, pipelines 450
+/// in `step`: its layout, its update and its learner know of stages. Frozen weights have taken 60 in `step`,
+/// and folders of adapters 620 in `train`.
+const LINES: [(&str, usize); 2] = [("step", 4_470), ("train", 8_900)];
 
 /// Maximum number of lines of the smallest program that trains.
 const MINIMAL: usize = 150;
@@ -19,7 +20,7 @@ const FIELDS_OF_RUN: usize = 14;
 
 /// Maximum number of lines that assert a long text. The prose of messages stands in catalogues
 /// (`tests/messages.rs`).
-const LONG_TEXTS: usize = 105;
+const LONG_TEXTS: usize = 108;
 
 /// Characters of the shortest text that counts as long.
 const LONG: usize = 25;

@@ -67,7 +67,6 @@ pub(super) const COMMANDS: &[Row] = &[
             "convert",
             "save",
             "tohf",
-            "merge",
             "mergeweights",
             "mergeshardedfsdpweights",
             "convertcheckpoint",
@@ -77,6 +76,10 @@ pub(super) const COMMANDS: &[Row] = &[
             "saveweights",
         ],
         &[Command("export RUN --out FOLDER")],
+    ),
+    row(
+        &["mergelora", "mergeadapter", "mergeandunload", "mergeloraweights"],
+        &[Command("merge RUN --out FOLDER")],
     ),
     row(&["quantize", "quantise", "quant"], &[Command("export RUN --dtype fp8 --out FOLDER")]),
     row(
@@ -154,18 +157,16 @@ pub(super) const COMMANDS: &[Row] = &[
             "rewardmodel",
             "trainrm",
             "chatrl",
-            "lora",
-            "qlora",
-            "finetunelora",
-            "finetuneadapter",
             "distill",
-            "mergelora",
             "chatsft",
         ],
         &[Nothing(
-            "xtrain only trains all weights of a model on text so far; TRL, for preferences, and PEFT, for adapters, continue from the Hugging \
-             Face folder of a run",
+            "xtrain only learns to predict text so far; TRL, for preferences, continues from the Hugging Face folder of a run",
         )],
+    ),
+    row(
+        &["lora", "qlora", "finetunelora", "finetuneadapter"],
+        &[Nothing("a run file with [adapter] trains adapters (docs/adapters.md)"), Command("train run.toml")],
     ),
     row(
         &["torchrun", "accelerate", "deepspeed", "distributed", "multigpu"],

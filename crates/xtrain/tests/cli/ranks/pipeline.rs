@@ -17,14 +17,18 @@ fn mesh((ranks, pipeline, shard): (usize, usize, &str)) -> String {
 fn a_run_goes_on_in_other_stages_with_equal_bits() {
     for tied in [false, true] {
         let place = Place::new();
+        // The scales of tied embeddings are those of the head.
+        let recipe = if tied { "fp8-delayed --set precision.head=fp8" } else { "bf16" };
         let sets = format!(
             "{BLOCKS} --set model.tie_embeddings={tied} --set optimizer.moments=bf16 --set parallel.reduce=any-world --set \
-             eval.at_end=false"
+             eval.at_end=false --set precision.recipe={recipe}"
         );
         place.train("whole", &format!("{sets} --set train.steps=10"));
         let meshes =
             [(2, 2, "none"), (1, 1, "none"), (4, 2, "optimizer"), (4, 4, "weights"), (4, 2, "gradients")];
-        train_in_parts(&place, "parts", meshes.map(mesh), &sets);
+        let mut meshes = meshes.map(mesh);
+        meshes[2].push_str(" --set parallel.pipeline_chunks=2");
+        train_in_parts(&place, "parts", meshes, &sets);
         assert_parts_are_whole(&place, &sets, 10);
     }
 }
@@ -41,6 +45,14 @@ fn stages_evaluate_sample_and_export_like_one_process() {
         place.train(&out, &format!("{sets} {}", mesh(of)));
         assert_like_one_process(&place, &out);
     }
+    let chunks = format!("{} --set parallel.pipeline_chunks=2", mesh((2, 2, "none")));
+    place.train("chunks", &format!("{sets} {chunks}"));
+    assert_like_one_process(&place, "chunks");
+    let mixture = "--set model.family=qwen3_moe --set experts.count=4 --set experts.per_token=2";
+    let place = Place::new();
+    place.train("one", &format!("{sets} {mixture}"));
+    place.train("chunks", &format!("{sets} {chunks} {mixture}"));
+    assert_like_one_process(&place, "chunks");
 }
 
 #[test]
@@ -73,6 +85,16 @@ fn stages_that_cannot_be_are_refused_with_what_works() {
             &["parallel.pipeline_split", "add up to 5"],
         );
     }
+    let chunks = format!("{BLOCKS} --ranks 2 --set parallel.pipeline=2 --set parallel.pipeline_chunks");
+    for (options, words) in [
+        ("=3", ["parallel.pipeline_chunks = 3", "at most 2"]),
+        ("=2 --set train.micro_batch_size=auto", ["micro_batch_size = 1", "another divisor of 4"]),
+        ("=2 --set train.micro_batch_size=8", ["1 micro-batch for each rank", "micro_batch_size = 4"]),
+        ("=2 --set train.batch_size=7", ["7 sequences", "batch_size"]),
+        ("=2 --set parallel.pipeline_split=[3,2]", ["must have 4 numbers", "add up to 5"]),
+    ] {
+        refused(&format!("{chunks}{options}"), &words);
+    }
 }
 
 #[test]
@@ -87,6 +109,8 @@ fn a_plan_of_stages_has_their_blocks_and_how_long_one_waits() {
             && line.contains("% of the step"),
         "{line}"
     );
+    let chunks = place.run(&format!("{plan} {BLOCKS} --set parallel.pipeline_chunks=2")).succeeds();
+    assert!(chunks.stdout.contains("; in their next chunks of "), "{}", chunks.stdout);
     let one = place.run(&format!("{plan} {BLOCKS} --set parallel.pipeline=1")).succeeds();
     assert!(!one.stdout.contains("\nstages "), "{}", one.stdout);
 }

@@ -67,15 +67,25 @@ fn tensor_ranks_count_each_target_of_an_evaluation_once() {
 /// State knows nothing of parts, so each mesh goes on where another one has stopped.
 #[test]
 fn a_run_goes_on_in_other_meshes() {
-    let place = Place::new();
-    let sets = format!("{HEADS} --set eval.at_end=false --set model.tie_embeddings=true");
-    place.train("one", &format!("{sets} --set train.steps=10"));
-    let meshes =
-        [(2, 2, 1, "none"), (1, 1, 1, "none"), (4, 4, 1, "weights"), (4, 2, 2, "none"), (2, 1, 1, "none")];
-    train_in_parts(&place, "parts", meshes.map(mesh), &sets);
-    for key in ["loss", "grad_norm"] {
-        let [parts, one] = ["parts", "one"].map(|out| numbers(&place, out, "step", key));
-        assert_near(&parts, &one, 1e-5);
+    // Parts of matrices are too narrow for FP8 in some meshes, whose checkpoints have fewer scales.
+    for (recipe, tolerance) in [("fp32", 1e-5), ("fp8-delayed --set precision.head=fp8", 0.1)] {
+        let place = Place::new();
+        let sets = format!(
+            "{HEADS} --set eval.at_end=false --set model.tie_embeddings=true --set precision.recipe={recipe}"
+        );
+        place.train("one", &format!("{sets} --set train.steps=10"));
+        let meshes = [
+            (2, 2, 1, "none"),
+            (1, 1, 1, "none"),
+            (4, 4, 1, "weights"),
+            (4, 2, 2, "none"),
+            (2, 1, 1, "none"),
+        ];
+        train_in_parts(&place, "parts", meshes.map(mesh), &sets);
+        for key in ["loss", "grad_norm"] {
+            let [parts, one] = ["parts", "one"].map(|out| numbers(&place, out, "step", key));
+            assert_near(&parts, &one, tolerance);
+        }
     }
 }
 
@@ -116,7 +126,7 @@ fn tensor_ranks_that_cannot_be_are_refused_with_what_works() {
     refused("--ranks 4 --set parallel.tensor=3", &["4 ranks", "`tensor` = 3", "2"]);
     refused(
         "--ranks 2 --set parallel.tensor=2 --set parallel.pipeline=2",
-        &["1 ranks of a stage", "`tensor` = 2"],
+        &["1 rank of a stage", "`tensor` = 2"],
     );
     refused("--ranks 2 --set parallel.tensor=4", &["2 ranks", "`tensor` = 4", "2"]);
     refused(

@@ -102,8 +102,8 @@ fn check(mistake: &str, line: &str, answer: &str, wrong: &mut Vec<String>) {
         None if is_key(answer) => proposes(line, answer, ""),
         None => line.contains(answer),
     };
-    let is_list =
-        line.contains("lists them") || line.contains("the keys of [") && !line.contains("AdamW is the only");
+    let is_list = line.contains("lists them")
+        || line.contains("the keys of [") && !line.contains("AdamW is the default");
     // A key is proposed to be set, not to be left at its default.
     let is_opposite = names_key && (line.contains("turns it on") || line.contains("leave it out; "));
     if !answer.is_empty() && (!names_it || is_opposite || is_list || line.contains('\n') || line.len() > 400)
@@ -152,6 +152,10 @@ fn beside(key: &str) -> &'static [&'static str] {
         "model.kv_heads" => &["model.heads=4"],
         "train.micro_batch_size" => &["train.batch_size=64"],
         "model.init_from" => &["model.dim=", "model.layers=", "model.heads="],
+        "adapter.rank" => &["model.init_from=base", "model.dim=", "model.layers=", "model.heads="],
+        _ if key.starts_with("adapter.") => {
+            &["model.init_from=base", "model.dim=", "model.layers=", "model.heads=", "adapter.rank=16"]
+        }
         _ => &[],
     }
 }

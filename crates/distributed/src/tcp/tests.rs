@@ -3,6 +3,7 @@
 use super::*;
 use crate::net::address::host_name;
 use crate::testing::{LONG, check, fault, on_ranks};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -258,10 +259,13 @@ fn different_calls_are_a_mismatch_on_each_rank_that_sees_them() {
 fn a_rank_that_leaves_ends_each_collective_of_the_others() {
     for collective in BOTH {
         for culprit in [0, 2] {
+            // A rank has its bytes of a collective when others may still wait for theirs.
+            let together = Barrier::new(3);
             let lines = on_ranks(3, |control| {
                 let control = Arc::new(control);
                 let communicator = TcpCommunicator::connect(&control, LONG).expect("connections");
                 run(&communicator, collective, 0, &[0; 6]).expect("a collective");
+                together.wait();
                 if control.world().rank.index == culprit {
                     return String::new();
                 }

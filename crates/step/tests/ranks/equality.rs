@@ -5,7 +5,7 @@ use crate::world::{RankRun, World, drawn, whole, whole_gradients};
 use std::collections::BTreeMap;
 use xtrain_model::{Family, Recipe};
 use xtrain_program::{Gather, Reduce, Shard, StateKind};
-use xtrain_step::learner::Learner;
+use xtrain_step::learner::{Learner, StepResult};
 use xtrain_tensor::DType;
 
 /// The worlds of these numbers of ranks and replicas: every recipe, tied or not, with accumulation or not,
@@ -94,6 +94,13 @@ pub(crate) fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
         assert!(error < bound, "{world:?}: {name} differs by {error:e}");
     }
     for (step, (found, expected)) in ranks[0].results.iter().zip(&alone[0].results).enumerate() {
+        // After an update that differs by a rounding, a token between two experts may choose the other one.
+        let loads = |result: &StepResult| -> Vec<Vec<f32>> {
+            result.experts.iter().map(|experts| experts.tokens.clone()).collect()
+        };
+        if step > 0 && loads(found) != loads(expected) {
+            break;
+        }
         let is_near = |x: f64, expected: f64| (x / expected - 1.0).abs() < 1e-5;
         assert!(
             is_near(found.loss, expected.loss) && is_near(found.grad_norm, expected.grad_norm),
